@@ -1,0 +1,7 @@
+"""python -m ramatch"""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

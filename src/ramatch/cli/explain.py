@@ -1,0 +1,59 @@
+"""ramatch explain: pictures of what was matched where."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ._shared import add_labels, add_model, labels_of, load_recognizer
+
+
+def add_verbs(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "explain",
+        help="draw where each label was found, and why",
+        description="One page for an image: ranking, the region marginal, each label's transport weights, the whole plan, and "
+        "the matchers side by side.",
+    )
+    parser.add_argument("image", metavar="IMAGE")
+    add_labels(parser)
+    add_model(parser)
+    parser.add_argument("--out", metavar="F", help="PNG, SVG or PDF (default: IMAGE's name with -explained.png, here)")
+    parser.add_argument(
+        "--truth", metavar="A,B", help="labels known to be there: they are marked instead of the top ones"
+    )
+    parser.add_argument("--top", type=int, default=8, metavar="K", help="labels with a map of their own (default: 8)")
+    parser.add_argument(
+        "--matchers",
+        default="reweight,ot,kcot",
+        metavar="A,B",
+        help="side by side; empty for none (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..data.images import load_image
+    from ..explain import save_explanation
+
+    labels = labels_of(arguments)
+    image = load_image(arguments.image)
+    recognizer = load_recognizer(arguments)
+    truth = [t.strip() for t in arguments.truth.split(",")] if arguments.truth else None
+    recognizer.set_vocabulary(list(dict.fromkeys([*labels, *(truth or [])])))
+    prediction = recognizer.predict(arguments.image, maps=True)
+    names = [m.strip() for m in arguments.matchers.split(",") if m.strip()]
+    matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in names}
+    out = Path(arguments.out or f"{Path(arguments.image).stem}-explained.png")
+    save_explanation(
+        prediction,
+        image,
+        out,
+        truth=truth,
+        top=arguments.top,
+        matchers=matchers or None,
+        title=Path(arguments.image).name,
+    )
+    print(out)
+    return 0

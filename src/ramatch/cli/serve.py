@@ -1,0 +1,45 @@
+"""ramatch serve: HTTP server and web page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from ._shared import add_model
+
+
+def add_verbs(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "serve",
+        help="web page and HTTP API",
+        description="Serve a model: a page at /, POST /v1/tag, /openapi.json, /healthz, /readyz, /metrics. Bound to this "
+        "machine unless --host says otherwise; set RAMATCH_API_KEY to ask clients for a key.",
+    )
+    add_model(parser)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--queue", type=int, metavar="N", help="requests that may wait; more are answered 429")
+    parser.add_argument("--window-ms", type=float, metavar="T", help="how long a batch waits for company")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="most images in one pass")
+    parser.add_argument("--cors", action="append", metavar="ORIGIN", help="allow pages of this origin; may be repeated")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..serve import serve
+    from ..serve.settings import ServeSettings
+
+    wanted = {
+        "queue_size": arguments.queue,
+        "window_s": None if arguments.window_ms is None else arguments.window_ms / 1000,
+        "max_batch": arguments.batch_size,
+        "cors_origins": tuple(arguments.cors) if arguments.cors else None,
+        "api_key": os.environ.get("RAMATCH_API_KEY") or None,
+    }
+    settings = ServeSettings(**{name: value for name, value in wanted.items() if value is not None})
+    serve(
+        arguments.model, host=arguments.host, port=arguments.port, settings=settings, device=arguments.device,
+        label_features=arguments.label_features,
+    )  # fmt: skip
+    return 0

@@ -1,0 +1,140 @@
+"""Settings of RAM as frozen dataclasses, and the three presets.
+
+Every point on which the paper and the authors' program differ is a named field; `PRESETS["paper"]` and
+`PRESETS["reference"]` are the two readings, `PRESETS["ramatch"]` is ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import RamatchError
+
+CHOICES = {
+    "combine": ("mean", "sum"),
+    "tss_input": ("before", "after"),
+    "tss_labels": ("unit", "raw"),
+    "tss_init": ("default", "zero"),
+    "mask_conv": ("depthwise", "full"),
+    "prompts": ("none", "deep", "coop", "dualcoop"),
+    "matcher": ("kcot", "ot", "bipartite", "average", "reweight"),
+    "teacher": ("labels", "regions"),
+    "teacher_floor": ("image", "batch"),
+    "stop": ("marginal", "scaling"),
+    "plan_scale": ("labels", "one"),
+    "score": ("softmax", "cosine", "joint", "partial"),
+    "pixels": ("backbone", "half"),
+}
+
+
+@dataclass(frozen=True)
+class RAMConfig:
+    """All settings of the model. Defaults are ours (`PRESETS["ramatch"]`)."""
+
+    # Recover (Section 4.2)
+    recovery: str = "ladder"  # ladder: the local stream beside the main one; final: the main stream's last patches
+    adapted_layers: int = 3  # last layers with TSS and visual prompts (l_s = 10 of 12)
+    saa_layers: int = (
+        3  # last layers whose SAA feeds the local stream; -1: all; 0: no local stream, the main one's patches
+    )
+    tss: bool = True
+    tss_input: str = "before"  # TSS reads the features before or after the layer
+    tss_labels: str = "unit"  # label features of unit length, or as the text tower gives them
+    tss_init: str = "default"  # zero: training starts from the frozen model's regions
+    combine: str = "mean"  # of SAA and TSS
+    mask_conv: str = "depthwise"
+    mask_kernel: int = 3
+    visual_prompts: int = 8
+    pixels: str = "backbone"  # normalisation: the backbone's own, or mean = std = 0.5
+    # Label set (Section 4.1)
+    templates: tuple[str, ...] = ("A photo of a {}.",)
+    prompts: str = "deep"
+    prompt_tokens: int = 4
+    prompt_layers: int = 3
+    # Match (Section 4.3)
+    matcher: str = "kcot"
+    lambda1: float = 0.1
+    lambda2: float = 0.05
+    lpd: bool = True
+    tkt: bool = True
+    tau_u: float | None = None  # LPD temperature; None: CLIP's own, 1 / logit_scale
+    teacher: str = "labels"  # softmax over labels; or that, times 20, then over regions
+    teacher_floor: str = "image"  # absent labels get the smallest entry of the image or of the batch
+    max_iter: int = 100
+    stop: str = "marginal"  # L1 error of the marginal; or the mean change of the scaling over the batch
+    tol: float = 1e-4
+    # Score (Section 4.4)
+    plan_scale: str = "labels"  # plan times N, so that s_R does not depend on the vocabulary's size; or as it is
+    score: str = (
+        "cosine"  # softmax: mean of two softmaxes over labels; joint: one softmax; cosine: mean of s_G and s_R;
+    )
+    # partial: that mean less half of its log-sum-exp over labels
+    max_weight: float = 0.0  # share of the best region's cosine in s_R beside the plan (0: the paper's)
+    tau_global: float | None = None  # start of the learnable temperature; None: 1 / logit_scale
+    tau_region: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise RamatchError(f"setting '{name}' is '{value}'; it must be one of {', '.join(allowed)}")
+        for name in ("lambda1", "tau_region", "tol"):
+            if not getattr(self, name) > 0:
+                raise RamatchError(f"setting '{name}' must be positive, got {getattr(self, name)}")
+        for name in ("lambda2", "visual_prompts", "adapted_layers", "prompt_tokens", "prompt_layers"):
+            if getattr(self, name) < 0:
+                raise RamatchError(f"setting '{name}' must not be negative, got {getattr(self, name)}")
+        if self.mask_kernel % 2 == 0 or self.max_iter < 1 or self.saa_layers < -1:
+            raise RamatchError("mask_kernel must be odd, max_iter at least 1, saa_layers at least -1")
+        if not 0 <= self.max_weight <= 1:
+            raise RamatchError(f"setting 'max_weight' must lie in [0, 1], got {self.max_weight}")
+        object.__setattr__(self, "templates", tuple(self.templates))
+        for template in self.templates:
+            if template.count("{}") != 1:
+                raise RamatchError(f"template '{template}' must contain {{}} exactly once, where the label goes")
+
+    def replace(self, **changes: Any) -> RAMConfig:
+        """A copy with some settings changed; unknown names are an error."""
+        unknown = set(changes) - {f.name for f in dataclasses.fields(self)}
+        if unknown:
+            known = ", ".join(f.name for f in dataclasses.fields(self))
+            raise RamatchError(f"unknown setting(s) {', '.join(sorted(unknown))}; known: {known}")
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"templates": list(self.templates)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RAMConfig:
+        return cls().replace(**values)
+
+
+PRESETS: dict[str, RAMConfig] = {
+    "ramatch": RAMConfig(tss_init="zero", tss_input="after"),
+    "paper": RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3),
+    "reference": RAMConfig(
+        saa_layers=-1,
+        combine="sum",
+        tss_labels="raw",
+        tss_input="after",
+        mask_conv="full",
+        tau_u=0.1,
+        teacher="regions",
+        teacher_floor="batch",
+        stop="scaling",
+        tol=1e-3,
+        plan_scale="one",
+        score="softmax",
+        tau_region=2e-3,
+        pixels="half",
+    ),
+}
+
+
+def preset(name: str, **changes: Any) -> RAMConfig:
+    """The named preset, with changes."""
+    if name not in PRESETS:
+        raise RamatchError(f"unknown preset '{name}'; known: {', '.join(PRESETS)}")
+    return PRESETS[name].replace(**changes)

@@ -1,0 +1,209 @@
+"""What every annotation format becomes: records, classes and an account of how they were understood."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ramatch.data.images import MAX_PIXELS, load_image
+from ramatch.data.sources import ImageSource
+from ramatch.errors import RamatchError
+
+EXAMPLES = 5  # of each kind of problem, kept for the summary
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Where a label is: corners (left, top, right, bottom) in pixels of the upright picture."""
+
+    label: str
+    corners: tuple[float, float, float, float]
+    crowd: bool = False  # COCO: a group outlined as one
+    difficult: bool = False  # VOC: hard to recognise without context
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One picture and its labels, in the order of the annotation file, each once."""
+
+    key: str
+    labels: tuple[str, ...]
+    image: ImageSource | None = None  # None only when missing pictures were asked to be kept
+    boxes: tuple[Box, ...] = ()
+    size: tuple[int, int] | None = None  # (width, height) if the annotation file says so
+
+    def load(self, max_pixels: int | None = MAX_PIXELS) -> Image.Image:
+        """The picture, upright, RGB."""
+        if self.image is None:
+            raise RamatchError(f"{self.key}: the image is missing")
+        return load_image(self.image.read(), max_pixels=max_pixels, name=str(self.image))
+
+
+@dataclass
+class Issue:
+    """One kind of problem: how often, what was done about it, and the first few cases."""
+
+    outcome: str
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, example: str, count: int = 1) -> None:
+        self.count += count
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(example)
+
+
+@dataclass
+class Summary:
+    """What was understood of an annotation file or folder, and what was wrong with it."""
+
+    path: str
+    format: str
+    split: str | None = None
+    images: int = 0
+    classes: int = 0
+    labels: int = 0  # (image, label) pairs
+    unlabelled: int = 0  # images without any label
+    notes: list[str] = field(default_factory=list)
+    issues: dict[str, Issue] = field(default_factory=dict)
+
+    def add_issue(self, kind: str, outcome: str, example: str, count: int = 1) -> None:
+        self.issues.setdefault(kind, Issue(outcome)).add(example, count)
+
+    def count(self, kind: str) -> int:
+        """How often a kind of problem occurred (0 if never)."""
+        return self.issues[kind].count if kind in self.issues else 0
+
+    def headline(self) -> str:
+        split = f", split {self.split}" if self.split else ""
+        per_image = self.labels / self.images if self.images else 0.0
+        return (
+            f"{self.path}: {self.format}{split}; {self.images:,} images, {self.classes:,} classes, "
+            f"{self.labels:,} labels ({per_image:.2f} per image)"
+        )
+
+    def to_text(self) -> str:
+        lines = [self.headline()]
+        lines += [f"  {note}" for note in self.notes]
+        for kind, issue in self.issues.items():
+            lines.append(f"  {kind}: {issue.count:,}, {issue.outcome}")
+            lines += [f"    e.g. {example}" for example in issue.examples]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        kept = {k: v for k, v in self.__dict__.items() if k != "issues"}
+        issues = {
+            kind: {"count": i.count, "outcome": i.outcome, "examples": list(i.examples)}
+            for kind, i in self.issues.items()
+        }
+        return {**kept, "notes": list(self.notes), "issues": issues}
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+@dataclass
+class Annotations:
+    """A labelled set of pictures, whatever format it came from."""
+
+    classes: tuple[str, ...]
+    records: list[Record]
+    summary: Summary
+    root: Path | None = None
+
+    @property
+    def format(self) -> str:
+        return self.summary.format
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def class_counts(self) -> dict[str, int]:
+        """Number of images per class, in class order."""
+        counts = Counter(label for record in self.records for label in record.labels)
+        return {name: counts[name] for name in self.classes}
+
+    def targets(self) -> Tensor:
+        """(images, N) multi-hot, bool."""
+        index = {name: i for i, name in enumerate(self.classes)}
+        hot = torch.zeros(len(self.records), len(self.classes), dtype=torch.bool)
+        for row, record in enumerate(self.records):
+            for label in record.labels:
+                hot[row, index[label]] = True
+        return hot
+
+    def subset(self, indices: Iterable[int]) -> Annotations:
+        """The records at `indices`; classes unchanged."""
+        return self._with([self.records[i] for i in indices], self.classes)
+
+    def without(self, keys: Iterable[str]) -> Annotations:
+        """All but the records named, for example the unreadable ones that `check` found."""
+        gone = set(keys)
+        return self._with([r for r in self.records if r.key not in gone], self.classes)
+
+    def restrict(self, classes: Sequence[str], *, drop_unlabelled: bool = False) -> Annotations:
+        """Only these classes, in this order; `drop_unlabelled` also leaves out images with none of them."""
+        keep = set(classes)
+        records = [
+            replace(
+                r,
+                labels=tuple(x for x in r.labels if x in keep),
+                boxes=tuple(b for b in r.boxes if b.label in keep),
+            )
+            for r in self.records
+        ]
+        return self._with([r for r in records if r.labels or not drop_unlabelled], tuple(classes))
+
+    def _with(self, records: list[Record], classes: tuple[str, ...]) -> Annotations:
+        summary = replace(self.summary, notes=list(self.summary.notes), issues=dict(self.summary.issues))
+        tally(summary, records, classes)
+        return Annotations(classes, records, summary, self.root)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the labels (not the pictures) as `{"classes": [...], "images": [[key, [label, ...]], ...]}`."""
+        content = {"classes": list(self.classes), "images": [[r.key, list(r.labels)] for r in self.records]}
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(content, stream, ensure_ascii=False, separators=(",", ":"))
+
+
+def tally(summary: Summary, records: Sequence[Record], classes: Sequence[str]) -> None:
+    """Fill in the counts of `summary`."""
+    summary.images, summary.classes = len(records), len(classes)
+    summary.labels = sum(len(r.labels) for r in records)
+    summary.unlabelled = sum(not r.labels for r in records)
+
+
+@dataclass(slots=True)
+class Row:
+    """What a reader found for one image, before cleaning. Labels may be names or indices into the classes."""
+
+    key: str
+    labels: list[Any]
+    image: ImageSource | None = None  # set by readers that know; else the key is looked up under the roots
+    boxes: list[Box] = field(default_factory=list)
+    size: tuple[int, int] | None = None
+    where: str = ""  # line or entry, for messages
+
+
+@dataclass
+class Reading:
+    """A reader's answer: rows, the classes if the format declares them, and where images may be."""
+
+    rows: list[Row]
+    classes: list[str] | None = None
+    roots: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    issues: list[tuple[str, str, str]] = field(default_factory=list)  # (kind, outcome, example)
+    one_label_per_row: bool = False  # several rows per image are then the normal case

@@ -1,0 +1,1 @@
+"""One module per annotation format; `records.READERS` lists them."""

@@ -1,0 +1,246 @@
+"""CSV, TSV, JSONL and JSON tables: one column names the image, others its labels, in the usual spellings."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ramatch.data.annotations import Reading, Row
+from ramatch.data.formats.request import Request, read_text
+from ramatch.data.images import is_image_name
+from ramatch.errors import RamatchError
+
+DESCRIPTION = "table"
+
+IMAGE_COLUMNS = (
+    "file_name", "filename", "filepath", "file_path", "image_path", "img_path", "path", "image", "img", "file",
+    "image_name", "img_name", "imagename", "image_file", "photo", "image_id", "imageid", "name", "key", "id",
+)  # fmt: skip
+LABEL_COLUMNS = (
+    "labels", "label", "tags", "tag", "classes", "class", "categories", "category", "keywords", "keyword",
+    "attributes", "attribute", "label_names", "labelname", "class_name", "annotations", "targets", "target",
+)  # fmt: skip
+SPLIT_COLUMNS = ("split", "subset", "set", "partition", "fold")
+SEPARATORS = (";", "|", ",")
+YES, NO = {"1", "1.0", "true", "yes", "y"}, {"0", "0.0", "false", "no", "n", "", "-1", "-1.0"}
+SUFFIXES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson")
+
+
+def detect(request: Request) -> bool:
+    if request.suffix in SUFFIXES:
+        return True
+    content = request.json
+    if isinstance(content, list):
+        return bool(content) and isinstance(content[0], dict)
+    if isinstance(content, dict):  # {"a.jpg": ["cat", "dog"], ...}
+        return bool(content) and all(is_image_name(str(k)) for k in list(content)[:20])
+    return False
+
+
+def read(request: Request) -> Reading:
+    columns, rows, start = load_table(request)
+    image = find_column(columns, IMAGE_COLUMNS)
+    if image is None:
+        raise RamatchError(
+            f"{request.path}: no column names the image; columns are {_listing(columns)}; call one of them "
+            f"'image' or 'path'"
+        )
+    rows, notes = _pick_split(request, columns, rows)
+    label = find_column([c for c in columns if c != image], LABEL_COLUMNS)
+    if label is None:
+        reading = _one_hot(request, columns, image, rows, start)
+    else:
+        reading = _label_column(request, image, label, rows, start)
+    reading.notes = notes + reading.notes
+    reading.roots = [request.path.parent]
+    return reading
+
+
+def splits(request: Request) -> list[str]:
+    """Values of the split column, if there is one."""
+    columns, rows, _ = load_table(request)
+    column = find_column(columns, SPLIT_COLUMNS)
+    return sorted({str(row.get(column)) for row in rows}) if column else []
+
+
+def find_column(columns: Sequence[str], spellings: Sequence[str]) -> str | None:
+    """The column called by the first of `spellings` that occurs, whatever its case and punctuation."""
+    plain = {c.strip().casefold().replace(" ", "_").replace("-", "_"): c for c in reversed(columns)}
+    return next((plain[s] for s in spellings if s in plain), None)
+
+
+# ------------------------------------------------------------------------------------------- rows of a table
+
+
+def load_table(request: Request) -> tuple[list[str], list[dict[str, Any]], int]:
+    """(column names, rows, number of the first row's line)."""
+    if request.suffix in (".jsonl", ".ndjson"):
+        return _json_rows(request.path, _json_lines(request.path))
+    if request.suffix == ".json":
+        content = request.json
+        if isinstance(content, dict):
+            content = [{"image": key, "labels": value} for key, value in content.items()]
+        return _json_rows(request.path, content)
+    return _csv_rows(request.path)
+
+
+def _json_lines(path: Path) -> list[Any]:
+    entries = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        try:
+            entries.append(json.loads(line) if line.strip() else {})
+        except json.JSONDecodeError as error:
+            raise RamatchError(f"{path}: line {number} is not valid JSON ({error.msg})") from error
+    return entries
+
+
+def _json_rows(path: Path, entries: list[Any]) -> tuple[list[str], list[dict[str, Any]], int]:
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry, dict):
+            raise RamatchError(f"{path}: entry {number} is {str(entry)[:60]!r}; expected an object with fields")
+    return list(dict.fromkeys(k for e in entries for k in e)), entries, 1
+
+
+def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
+    text = read_text(path)
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else max(",;\t", key=first.count)
+    try:
+        table = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True))
+    except csv.Error as error:
+        raise RamatchError(f"{path}: not a readable table ({error})") from error
+    if not table:
+        raise RamatchError(f"{path}: the file is empty")
+    header = [cell.strip() for cell in table[0]]
+    if is_image_name(header[0]):  # no header: path first, labels after it
+        rows = [{"image": r[0], "labels": [c for c in r[1:] if c.strip()]} if r else {} for r in table]
+        return ["image", "labels"], _join_single_cells(rows), 1
+    double = [name for name, times in Counter(header).items() if times > 1 and name]
+    if double:
+        raise RamatchError(f"{path}: the column {double[0]!r} occurs twice")
+    return header, [dict(zip(header, r, strict=False)) for r in table[1:]], 2
+
+
+def _join_single_cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without a header, one label cell may itself hold several (`a.jpg,cat;dog`): let it be split as text."""
+    if all(len(r.get("labels", [])) <= 1 for r in rows):
+        return [{**r, "labels": "".join(r.get("labels", []))} for r in rows]
+    return rows
+
+
+def _pick_split(
+    request: Request, columns: Sequence[str], rows: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    column = find_column(columns, SPLIT_COLUMNS)
+    if request.split is None or column is None:
+        return rows, []
+    chosen = [r for r in rows if str(r.get(column, "")).strip().casefold() == request.split.casefold()]
+    if not chosen:
+        if request.split.casefold() in request.path.stem.casefold():
+            return rows, []  # the file itself is the split
+        known = ", ".join(sorted({str(r.get(column)) for r in rows})[:10])
+        raise RamatchError(f"{request.path}: no rows with {column} = {request.split!r}; there are: {known}")
+    return chosen, [f"rows with {column} = {request.split}"]
+
+
+# --------------------------------------------------------------------------------------------------- labels
+
+
+def _label_column(request: Request, image: str, label: str, rows: list[dict[str, Any]], start: int) -> Reading:
+    separator = choose_separator([r.get(label) for r in rows], request.classes)
+    reading = Reading(rows=[])
+    for number, row in enumerate(rows, start=start):
+        labels = parse_labels(row.get(label), separator, request.classes)
+        reading.rows.append(Row(_text(row.get(image)), labels, where=f"line {number}"))
+    keys = Counter(row.key for row in reading.rows if row.key)
+    repeated = any(times > 1 for times in keys.values())
+    reading.one_label_per_row = repeated and all(len(row.labels) <= 1 for row in reading.rows)
+    how = "one label per row" if reading.one_label_per_row else "one row per image"
+    if separator:
+        how += f", labels separated by {'spaces' if separator == ' ' else repr(separator)}"
+    reading.notes.append(f"image from column {image!r}, labels from column {label!r} ({how})")
+    return reading
+
+
+def _one_hot(request: Request, columns: Sequence[str], image: str, rows: list[dict[str, Any]], start: int) -> Reading:
+    others = [c for c in columns if c and c != image and c != find_column(columns, SPLIT_COLUMNS)]
+    hot = [c for c in others if _is_binary([r.get(c) for r in rows])]
+    if not hot:
+        raise RamatchError(
+            f"{request.path}: no labels found; besides {image!r} the columns are {_listing(others)}; expected "
+            f"a column 'labels', or one column of 0 and 1 per label"
+        )
+    ignored = [c for c in others if c not in hot]
+    reading = Reading(rows=[], classes=[c.strip() for c in hot])
+    for number, row in enumerate(rows, start=start):
+        labels = [c.strip() for c in hot if _text(row.get(c)).casefold() in YES]
+        reading.rows.append(Row(_text(row.get(image)), labels, where=f"line {number}"))
+    reading.notes.append(f"image from column {image!r}, one column of 0 and 1 per label ({len(hot)})")
+    if ignored:
+        reading.notes.append(f"columns not used: {_listing(ignored)}")
+    return reading
+
+
+def _is_binary(values: Sequence[Any]) -> bool:
+    plain = {_text(v).casefold() for v in values}
+    return bool(plain & (YES | NO - {""})) and plain <= YES | NO
+
+
+def choose_separator(cells: Sequence[Any], classes: Sequence[str] | None = None) -> str | None:
+    """One separator for a whole column, so that 'salt, pepper; oil' is not cut at the comma."""
+    known = set(classes or ())
+    texts = [c for c in cells if isinstance(c, str) and c.strip() not in known and not c.strip().startswith("[")]
+    for separator in SEPARATORS:
+        if any(separator in text for text in texts):
+            return separator
+    if known and any(len(t.split()) > 1 and set(t.split()) <= known for t in texts):
+        return " "
+    return None
+
+
+def parse_labels(cell: Any, separator: str | None, classes: Sequence[str] | None = None) -> list[Any]:
+    """Labels of one cell: a list, a JSON or Python list in text, `{label: yes/no}`, or separated text."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return []
+    if isinstance(cell, dict):
+        return [k for k, v in cell.items() if _text(v).casefold() in YES]
+    if isinstance(cell, (list, tuple)):
+        return [_name_of(x) for x in cell]
+    if not isinstance(cell, str):
+        return [cell]
+    text = cell.strip()
+    if classes and text in classes:
+        return [text]
+    if text.startswith("[") and text.endswith("]"):
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                return list(parse(text))
+            except (ValueError, SyntaxError):
+                continue
+    if not text:
+        return []
+    pieces = text.split() if separator == " " else text.split(separator) if separator else [text]
+    return [piece.strip() for piece in pieces]
+
+
+def _name_of(item: Any) -> Any:
+    """A label that is an object ({"name": "cat", "box": ...}) by its name."""
+    if isinstance(item, dict):
+        column = find_column([str(k) for k in item], ("name", *LABEL_COLUMNS))
+        return item[column] if column else str(item)
+    return item
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _listing(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

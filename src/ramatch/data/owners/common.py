@@ -1,0 +1,99 @@
+"""What the loaders of distributed data sets share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramatch.data.records import loose
+from ramatch.errors import RamatchError, require
+
+Pairs = list[tuple[str, list[str]]]  # (path relative to the root, labels)
+
+
+@dataclass
+class Owned:
+    """A distributed data set: its training and test images with all labels, before any seen/unseen split."""
+
+    train: Pairs
+    test: Pairs
+    notes: list[str] = field(default_factory=list)
+
+
+def need(root: Path, *choices: str, what: str, page: str) -> Path:
+    """The first of `choices` (relative paths) that exists, or an error that says what is expected where."""
+    for choice in choices:
+        if (root / choice).exists():
+            return root / choice
+    expected = " or ".join(choices)
+    raise RamatchError(f"{root}: {what} not found: expected {expected}; download it from {page}")
+
+
+def relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def check_names(found: Sequence[str], classes: Sequence[str], where: Path, at_least: int | None = None) -> None:
+    """Names by position must be ours up to spelling, all of them or at least that many."""
+    same = sum(plain(a) == plain(b) for a, b in zip(found, classes, strict=False))
+    if len(found) != len(classes) or same < (len(classes) if at_least is None else at_least):
+        wrong = [f"{a!r} for {b!r}" for a, b in zip(found, classes, strict=False) if plain(a) != plain(b)]
+        raise RamatchError(
+            f"{where}: expected the {len(classes)} labels {', '.join(classes[:4])}, ..., found {len(found)}; "
+            f"differing: {', '.join(wrong[:5]) or 'their number'}"
+        )
+
+
+def plain(name: str) -> str:
+    """Spelling for comparison: without the owners' prefixes (`hs-`, `attach-`), case, spaces, `&`."""
+    head, dash, tail = name.partition("-")
+    if dash and head.lower() in ("hs", "ub", "lb", "shoes", "attach", "action"):
+        name = tail
+    return loose(name.replace("&", "and"))
+
+
+def by_hash(names: Iterable[str], seed: int) -> list[str]:
+    """A shuffle that is the same on every machine and Python version: by the hash of seed and name."""
+    return sorted(names, key=lambda n: hashlib.blake2b(f"{seed}:{n}".encode(), digest_size=8).digest())
+
+
+# ----------------------------------------------------------------------------------------------- MATLAB files
+
+
+def load_mat(path: Path) -> dict[str, Any]:
+    scipy_io = require("scipy.io", extra="data")
+    try:
+        return scipy_io.loadmat(str(path))
+    except NotImplementedError as error:  # v7.3 is another format (HDF5)
+        raise RamatchError(f"{path}: MATLAB v7.3 file; the owners' file is older, download it again") from error
+    except Exception as error:  # the parser raises many kinds on rubbish
+        raise RamatchError(f"{path}: not a readable MATLAB file ({error})") from error
+
+
+def strings(cells: Any) -> list[str]:
+    """A MATLAB cell array of strings, however deeply nested."""
+    found: list[str] = []
+    stack = [cells]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            found.append(item.strip())
+        elif isinstance(item, np.ndarray):
+            stack.extend(reversed(item.ravel().tolist() if item.dtype.kind in "OU" else []))
+    return found
+
+
+def unwrap(item: Any) -> Any:
+    """Strip the 1x1 arrays that MATLAB puts around everything."""
+    while isinstance(item, np.ndarray) and item.size == 1 and (item.dtype == object or item.dtype.names):
+        item = item.ravel()[0]
+    return item
+
+
+def label_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[list[str]]:
+    return [[classes[i] for i in np.flatnonzero(row == 1).tolist()] for row in np.asarray(matrix)]

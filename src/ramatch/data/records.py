@@ -1,0 +1,355 @@
+"""`read_annotations`: any of the usual annotation formats, recognised and cleaned, with an account of it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ramatch.data.annotations import (
+    Annotations,
+    Box,
+    Issue,
+    Reading,
+    Record,
+    Row,
+    Summary,
+    tally,
+)
+from ramatch.data.formats import coco, hub, lists, sidecars, tables, voc, webdataset
+from ramatch.data.formats.request import Request, read_text
+from ramatch.data.images import natural_key
+from ramatch.data.sources import ImageSource, Locator
+from ramatch.errors import RamatchError
+
+__all__ = ["Annotations", "Box", "Issue", "Record", "Summary", "list_splits", "read_annotations", "read_classes"]
+
+
+class Reader(NamedTuple):
+    description: str
+    detect: Callable[[Request], bool]
+    read: Callable[[Request], Reading]
+
+
+READERS: dict[str, Reader] = {  # in the order in which they are tried
+    name: Reader(module.DESCRIPTION, module.detect, module.read)
+    for name, module in {
+        "lists": lists,
+        "coco": coco,
+        "table": tables,
+        "voc": voc,
+        "hub": hub,
+        "webdataset": webdataset,
+        "sidecars": sidecars,
+    }.items()
+}
+
+ANNOTATION_SUFFIXES = (".json", *tables.SUFFIXES)
+NOT_ANNOTATIONS = re.compile(r"^(dataset_infos?|dataset_dict|state|config|captions.*|person_keypoints.*)\.json$")
+
+Unknown = Literal["drop", "error", "add"]
+Missing = Literal["drop", "error", "keep"]
+Empty = Literal["keep", "drop", "error"]
+Paths = str | os.PathLike | Iterable[str | os.PathLike]
+
+
+def read_annotations(
+    path: str | os.PathLike,
+    *,
+    classes: Sequence[str] | str | os.PathLike | None = None,
+    images_root: Paths | None = None,
+    split: str | None = None,
+    format: str | None = None,
+    unknown: Unknown = "drop",
+    missing: Missing = "drop",
+    empty: Empty = "keep",
+) -> Annotations:
+    """Read a labelled set of images; `annotations.summary` says what was understood and what was wrong.
+
+    path: annotation file, folder, or a pattern of tar or parquet files (`shards-*.tar`).
+    classes: names, or a text file of them; by default those the format declares, else those that occur.
+    images_root: folder(s) or tar file(s) to look for images in, before the usual places.
+    split: `train`, `test_gzsl`, ...: which file, list or rows of several. format: one of READERS, to force it.
+    unknown: a label outside the classes is dropped (its image stays), an error, or added to the classes.
+    missing: an image that is not there is left out, an error, or kept without looking for it.
+    empty: an image without labels is kept (it shows none of them), left out, or an error.
+
+    Always: a label repeated within an image counts once, an image listed twice becomes one with the labels of
+    both, the root of another machine is cut from a path, a label that differs from a class only in case, spaces,
+    `_` or `-` is taken as that class, and rows without an image are skipped; all counted in the summary.
+    """
+    _check_choice("unknown", unknown, Unknown)
+    _check_choice("missing", missing, Missing)
+    _check_choice("empty", empty, Empty)
+    names = read_classes(classes) if isinstance(classes, (str, os.PathLike)) else classes
+    request, notes = _resolve(path, split, names)
+    name = _recognise(request, format)
+    reading = READERS[name].read(request)
+    roots = [images_root] if isinstance(images_root, (str, os.PathLike)) else list(images_root or [])
+    locator = Locator([*roots, *reading.roots], prefer=f"{split or ''} {request.path.stem}")
+    summary = Summary(str(request.path), READERS[name].description, split, notes=notes + reading.notes)
+    for kind, outcome, example in reading.issues:
+        summary.add_issue(kind, outcome, example)
+    cleaner = _Cleaner(request, reading, summary, locator, unknown, missing, empty)
+    return cleaner.run()
+
+
+def read_classes(path: str | os.PathLike) -> list[str]:
+    """Class names from a text file, one per line; blank lines and lines starting with # are skipped."""
+    if not os.path.isfile(path):
+        raise RamatchError(f"no such class list: {path}")
+    lines = (line.strip() for line in read_text(Path(path)).splitlines())
+    names = [line for line in lines if line and not line.startswith("#")]
+    if not names:
+        raise RamatchError(f"{path}: no class names in it")
+    return names
+
+
+def list_splits(path: str | os.PathLike) -> list[str]:
+    """Names that `split` can take for this path; empty when there is only one thing to read."""
+    folder = Path(os.path.expanduser(path))
+    if folder.is_file():
+        request = Request(folder)
+        return tables.splits(request) if tables.detect(request) else []
+    if not folder.is_dir():
+        if glob.glob(str(folder)):
+            return []  # a pattern names its files itself
+        raise RamatchError(f"no such file or folder: {path}")
+    if hub.is_saved(folder):
+        return hub.splits(folder)
+    if voc.detect(Request(folder)):
+        return voc.splits(folder)
+    files = _annotation_files(folder)
+    if not files:
+        return hub.splits(folder)
+    return [p.stem for p in files] if len(files) > 1 else []
+
+
+# ---------------------------------------------------------------------------------------- which file, which format
+
+
+def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] | None) -> tuple[Request, list[str]]:
+    """The file or folder that is meant, as a request; and notes about how it was chosen."""
+    where = Path(os.path.expanduser(path))
+    if not where.exists():
+        hits = sorted((Path(p) for p in glob.glob(str(where))), key=natural_key)
+        if not hits:
+            raise RamatchError(f"no such file or folder: {where}")
+        return Request(hits[0], split, classes, files=hits), [f"{len(hits)} file(s) match {where.name}"]
+    if where.is_file():
+        return Request(where, split, classes), []
+    folder = Request(where, split, classes)
+    if hub.is_saved(where) or voc.detect(folder):
+        return folder, []
+    files = _annotation_files(where)
+    chosen = [p for p in files if split is None or _is_split(p.stem, split)]
+    if len(chosen) > 1 and split is not None:
+        chosen = [p for p in chosen if p.stem.casefold() == split.casefold()] or chosen
+    if len(chosen) == 1:
+        request = Request(chosen[0], split, classes)
+        # some other JSON file may lie in a folder of images with sidecars
+        return (request if split or _format_of(request) else folder), []
+    if len(chosen) > 1:
+        raise RamatchError(
+            f"{where}: several annotation files; name one with split: {', '.join(p.stem for p in chosen[:12])}"
+        )
+    if split is not None and (where / split).is_dir():
+        return Request(where / split, None, classes), []
+    if split is not None and not (hub.detect(folder) or webdataset.detect(folder)):
+        known = ", ".join(p.stem for p in files) or "none found"
+        raise RamatchError(f"{where}: no split {split!r}; annotation files here: {known}")
+    return folder, []
+
+
+def _annotation_files(folder: Path) -> list[Path]:
+    places = [folder, *(folder / name for name in ("annotations", "Annotations"))]
+    found = {p.resolve(): p for place in reversed(places) if place.is_dir() for p in place.iterdir()}
+    return sorted(
+        (p for p in found.values() if p.suffix.lower() in ANNOTATION_SUFFIXES and not NOT_ANNOTATIONS.match(p.name)),
+        key=natural_key,
+    )
+
+
+def _is_split(stem: str, split: str) -> bool:
+    """`train` names train.json and instances_train2017.json."""
+    if stem.casefold() == split.casefold():
+        return True
+    words = re.split(r"[_.-]", stem.casefold())
+    return split.casefold() in words or split.casefold() in [w.rstrip("0123456789") for w in words]
+
+
+def _format_of(request: Request) -> str | None:
+    return next((name for name, reader in READERS.items() if reader.detect(request)), None)
+
+
+def _recognise(request: Request, format: str | None) -> str:
+    if format is not None:
+        if format not in READERS:
+            raise RamatchError(f"unknown annotation format {format!r}; there are {', '.join(READERS)}")
+        return format
+    name = _format_of(request)
+    if name is not None:
+        return name
+    known = "; ".join(reader.description for reader in READERS.values())
+    raise RamatchError(f"{request.path}: not recognised as any annotation format ({known})")
+
+
+# --------------------------------------------------------------------------------------------------- cleaning
+
+
+class _Cleaner:
+    """Rows as a reader found them to records, every oddity counted."""
+
+    def __init__(
+        self,
+        request: Request,
+        reading: Reading,
+        summary: Summary,
+        locator: Locator,
+        unknown: Unknown,
+        missing: Missing,
+        empty: Empty,
+    ) -> None:
+        self.request, self.reading, self.summary, self.locator = request, reading, summary, locator
+        self.unknown, self.missing, self.empty = unknown, missing, empty
+        self.declared = request.classes if request.classes is not None else reading.classes
+        self.classes: dict[str, None] = {}
+        for name in map(tidy, self.declared or []):
+            if name in self.classes:
+                summary.add_issue("duplicate class", "counted once", name)
+            self.classes[name] = None
+        if self.declared is None:
+            labels = {tidy(str(x)) for row in reading.rows for x in row.labels if x is not None}
+            self.classes = dict.fromkeys(sorted(labels - {""}, key=natural_key))
+        # class numbers count the names as declared, repeated ones too
+        self.order = [tidy(name) for name in self.declared] if self.declared is not None else []
+        self.by_spelling: dict[str, str | None] = {}
+        for name in self.classes:  # a spelling that two classes share stands for neither
+            key = loose(name)
+            self.by_spelling[key] = None if key in self.by_spelling else name
+
+    def run(self) -> Annotations:
+        records: dict[str, Record] = {}
+        for row in self.reading.rows:
+            record = self._record(row)
+            if record is None:
+                continue
+            earlier = records.get(record.key)
+            if earlier is not None:
+                if not self.reading.one_label_per_row:
+                    self.summary.add_issue(
+                        "duplicate image", "merged, with the labels of both", f"{row.where}: {record.key}"
+                    )
+                record = _merge(earlier, record)
+            records[record.key] = record
+        kept = self._without_empty(list(records.values()))
+        lost = self.summary.count("missing image")
+        if not kept:
+            if lost:
+                example = self.summary.issues["missing image"].examples[0]
+                raise RamatchError(
+                    f"{self.request.path}: none of its {lost:,} images was found, for example {example}; looked "
+                    f"in {self.locator.describe() or 'no folder'}; say where they are with images_root"
+                )
+            raise RamatchError(f"{self.request.path}: no images in it")
+        if not self.classes:
+            raise RamatchError(f"{self.request.path}: no labels in it; give the class names")
+        tally(self.summary, kept, tuple(self.classes))
+        root = self.request.path if self.request.path.is_dir() else self.request.path.parent
+        return Annotations(tuple(self.classes), kept, self.summary, root)
+
+    def _record(self, row: Row) -> Record | None:
+        key = row.key.strip()
+        if not key and row.image is None:
+            self.summary.add_issue("empty row", "skipped", row.where)
+            return None
+        image: ImageSource | None = row.image
+        if image is None and self.missing != "keep":
+            image, found_as = self.locator.find(key)
+            if image is None:
+                if self.missing == "error":
+                    raise RamatchError(f"{self.request.path}: {row.where}: image {key} not found in "
+                                       f"{self.locator.describe()}")  # fmt: skip
+                self.summary.add_issue("missing image", "left out", f"{row.where}: {key}")
+                return None
+            if found_as != key:
+                self.summary.add_issue("foreign root path", "repaired", f"{key} -> {found_as}")
+                key = found_as
+        labels = self._labels(row)
+        boxes = tuple(
+            Box(name, b.corners, b.crowd, b.difficult)
+            for b in row.boxes
+            if (name := self._class_of(b.label)) is not None
+        )
+        return Record(key, labels, image, boxes, row.size)
+
+    def _labels(self, row: Row) -> tuple[str, ...]:
+        labels: dict[str, None] = {}
+        for raw in row.labels:
+            text = tidy("" if raw is None else str(raw))
+            if not text:
+                self.summary.add_issue("empty label", "skipped", f"{row.where}: {row.key}")
+                continue
+            name = self._class_of(raw)
+            if name is None:
+                name = self._unknown(text, row)
+                if name is None:
+                    continue
+            elif name != text and isinstance(raw, str):
+                self.summary.add_issue("respelled label", "taken as the class", f"{text} -> {name}")
+            if name in labels:
+                self.summary.add_issue("duplicate label", "counted once", f"{row.where}: {row.key}: {name}")
+            labels[name] = None
+        return tuple(labels)
+
+    def _class_of(self, raw: Any) -> str | None:
+        if isinstance(raw, int) and not isinstance(raw, bool) and self.declared is not None:
+            return self.order[raw] if 0 <= raw < len(self.order) else None
+        text = tidy(str(raw))
+        return text if text in self.classes else self.by_spelling.get(loose(text))
+
+    def _unknown(self, text: str, row: Row) -> str | None:
+        if self.unknown == "error":
+            raise RamatchError(
+                f"{self.request.path}: {row.where}: {row.key} has the label {text!r}, which is not among the "
+                f"{len(self.classes)} classes; correct it, or read with unknown='drop' or 'add'"
+            )
+        if self.unknown == "add":
+            self.summary.add_issue("unknown label", "added to the classes", f"{row.where}: {text}")
+            self.classes[text] = None
+            return text
+        self.summary.add_issue("unknown label", "dropped, its image kept", f"{row.where}: {row.key}: {text}")
+        return None
+
+    def _without_empty(self, records: list[Record]) -> list[Record]:
+        bare = [r for r in records if not r.labels]
+        if bare and self.empty == "error":
+            raise RamatchError(f"{self.request.path}: {len(bare):,} images have no label, first {bare[0].key}")
+        outcome = "kept, showing none of the classes" if self.empty == "keep" else "left out"
+        for record in bare:
+            self.summary.add_issue("image without labels", outcome, record.key)
+        return records if self.empty == "keep" else [r for r in records if r.labels]
+
+
+def tidy(label: str) -> str:
+    """Surrounding and double spaces removed."""
+    return " ".join(label.split())
+
+
+def loose(label: str) -> str:
+    """Spelling without case, spaces, underscores and hyphens."""
+    return re.sub(r"[\s_\-]+", "", label).casefold()
+
+
+def _merge(a: Record, b: Record) -> Record:
+    labels = tuple(dict.fromkeys(a.labels + b.labels))
+    return Record(a.key, labels, a.image or b.image, a.boxes + b.boxes, a.size or b.size)
+
+
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    allowed = choices.__args__
+    if value not in allowed:
+        raise RamatchError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

@@ -1,0 +1,127 @@
+"""Which sample when: a shuffle that can be stopped anywhere and continued exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Sampler
+
+from ramatch.errors import RamatchError
+
+
+class Draw(NamedTuple):
+    """One sample of one epoch; the epoch travels with the item so that a worker can seed from both."""
+
+    item: int
+    epoch: int
+
+
+def sample_seed(seed: int, epoch: int, index: int) -> int:
+    """Seed of one sample's augmentation: the same whichever worker, rank or resumed run draws it."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, epoch, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class ResumableSampler(Sampler[list[Draw]]):
+    """Batches of `Draw`s for `DataLoader(..., batch_sampler=sampler)`; its place is (epoch, position).
+
+    The order of an epoch depends on (seed, epoch) alone. Global batch k is the next `batch_size * world_size`
+    samples of it, and rank r takes the r-th `batch_size` of those, so that two processes see together exactly
+    what one process with twice the batch sees.
+
+    Iterating does not move the place, because workers fetch ahead of the training step: call `advance()` after
+    each batch that has been used. The last advance of an epoch starts the next one. `position` counts samples
+    over all ranks, so a run may be resumed with another batch size or number of processes.
+
+    Without `drop_last` a last, short global batch is filled up from the start of the epoch's order to a
+    multiple of `world_size`, as every rank must take part in it.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        seed: int = 0,
+        batch_size: int = 32,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = True,
+        shuffle: bool = True,
+    ) -> None:
+        if length < 1 or batch_size < 1 or not 0 <= rank < world_size:
+            raise RamatchError(
+                f"sampler needs length, batch_size >= 1 and 0 <= rank < world_size; got length={length}, "
+                f"batch_size={batch_size}, rank={rank}, world_size={world_size}"
+            )
+        if drop_last and length < batch_size * world_size:
+            raise RamatchError(
+                f"{length} samples do not fill one batch of {batch_size} x {world_size} process(es): "
+                "use a smaller batch or drop_last=False"
+            )
+        self.length, self.seed, self.batch_size = length, seed, batch_size
+        self.rank, self.world_size, self.drop_last, self.shuffle = rank, world_size, drop_last, shuffle
+        self.epoch = 0
+        self.position = 0
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return _batches(self.length, self.global_batch, self.drop_last)
+
+    def __len__(self) -> int:
+        """Batches left in this epoch: what iterating now gives."""
+        return _batches(self.length - self.position, self.global_batch, self.drop_last)
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """(length,) order of the samples in `epoch`."""
+        if not self.shuffle:
+            return torch.arange(self.length)
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, epoch, -1))
+        return torch.randperm(self.length, generator=generator)
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        epoch, start, count = self.epoch, self.position, len(self)
+        order = self.order(epoch)
+        for k in range(count):
+            chunk = order[start + k * self.global_batch : start + (k + 1) * self.global_batch]
+            short = -len(chunk) % self.world_size
+            if short:
+                chunk = torch.cat([chunk, order.repeat(short // self.length + 1)[:short]])
+            share = len(chunk) // self.world_size
+            mine = chunk[self.rank * share : (self.rank + 1) * share]
+            yield [Draw(item, epoch) for item in mine.tolist()]
+
+    def advance(self, batches: int = 1) -> None:
+        """Note that `batches` more batches have been used; passes into the next epoch at the end of one."""
+        for _ in range(batches):
+            self.position += self.global_batch
+            if len(self) == 0:
+                self.epoch, self.position = self.epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`."""
+        self.epoch, self.position = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "length": self.length}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("seed", "length"):
+            if state[name] != getattr(self, name):
+                raise RamatchError(
+                    f"cannot resume: the saved run's sampler has {name} {state[name]}, this one "
+                    f"{getattr(self, name)}; resume with the same data and seed, or start a new run"
+                )
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        if len(self) == 0:  # another batch size may leave no full batch behind this position
+            self.epoch, self.position = self.epoch + 1, 0
+
+
+def _batches(samples: int, batch: int, drop_last: bool) -> int:
+    return max(0, samples // batch if drop_last else -(-samples // batch))

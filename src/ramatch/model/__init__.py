@@ -1,0 +1,1 @@
+"""The paper, one room per section: backbone, label set, region set, matching, losses, RAM."""

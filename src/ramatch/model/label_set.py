@@ -1,0 +1,147 @@
+"""The label set (Section 4.1): strings → features, with learnable prompts where the text tower allows them.
+
+Layers before the first prompted one are frozen, so their output is constant per label: it is computed once, kept, and a
+training step only runs the last few layers. Sequences are cut to the longest real length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import RAMConfig
+from ..errors import RamatchError
+from .backbone import Backbone
+
+CHUNK = 1024  # sentences through the frozen layers at once
+KEEP = 20_000  # sentences whose prefix is kept; beyond that memory matters more than time
+
+
+def clean_labels(labels: Sequence[str]) -> tuple[str, ...]:
+    """Labels as given, stripped; an error for none, an empty one or a repeated one."""
+    if isinstance(labels, str):
+        raise RamatchError("labels must be a list of strings, not one string")
+    out = tuple(label.strip() if isinstance(label, str) else label for label in labels)
+    if not out:
+        raise RamatchError("no labels were given; name at least one")
+    seen: set[str] = set()
+    for label in out:
+        if not isinstance(label, str) or not label:
+            raise RamatchError(f"a label must be non-empty text, got {label!r}")
+        if label in seen:
+            raise RamatchError(f"label '{label}' is given twice; each label must be there once")
+        seen.add(label)
+    return out
+
+
+class LabelSet(nn.Module):
+    """Encodes labels. `prompts`: none (template as it is), deep (r tokens at each of the last layers), coop (r tokens
+    in place of the template's words), dualcoop (a positive and a negative set of those)."""
+
+    def __init__(self, backbone: Backbone, config: RAMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.mode = config.prompts if backbone.text is not None else "none"
+        layers = len(backbone.text.blocks) if backbone.text is not None else 0
+        width = backbone.text.config.width if backbone.text is not None else 0
+        if self.mode == "deep" and config.prompt_layers > layers:
+            raise RamatchError(
+                f"prompt_layers is {config.prompt_layers}, but '{backbone.name}' has {layers} text layers"
+            )
+        self.start = layers - config.prompt_layers if self.mode == "deep" else layers
+        shape = {
+            "deep": (config.prompt_layers, config.prompt_tokens, width),
+            "coop": (1, config.prompt_tokens, width),
+            "dualcoop": (2, config.prompt_tokens, width),
+            "none": (0, 0, width),
+        }[self.mode]
+        self.prompts = nn.Parameter(torch.randn(shape) * 0.02)
+        self._kept: dict[str, Tensor] = {}  # sentence → output of the frozen layers (length, W)
+        self._padded: tuple[tuple, Tensor, Tensor] | None = None  # the last list of sentences, ready for the next step
+        self._teacher: tuple[tuple, Tensor] | None = None  # the last list of labels and their frozen features
+
+    def forward(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
+        """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop."""
+        if backbone.text is None:
+            return backbone.label_features(labels)
+        if self.mode in ("coop", "dualcoop"):
+            found = torch.stack([self._contextual(backbone, labels, context) for context in self.prompts])
+            return found[0] if self.mode == "coop" else found
+        templates = self.config.templates
+        sentences = [t.replace("{}", label) for label in labels for t in templates]
+        features = backbone.project_text(self._pooled(backbone, sentences))
+        if len(templates) == 1:
+            return features
+        return F.normalize(features, dim=-1).unflatten(0, (-1, len(templates))).mean(1)
+
+    def frozen(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
+        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept from one step to the next."""
+        if backbone.text is None:
+            return backbone.label_features(labels)
+        key = (tuple(labels), backbone.device, backbone.dtype)
+        if self._teacher is not None and self._teacher[0] == key:
+            return self._teacher[1]
+        with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
+            text = backbone.require_text("the teacher")
+            found = []
+            for template in self.config.templates:
+                x, lengths = self._prefix(backbone, [template.replace("{}", label) for label in labels])
+                found.append(backbone.project_text(text.pool(text.run(x, lengths, self.start), lengths)))
+            features = found[0] if len(found) == 1 else torch.stack([F.normalize(f, dim=-1) for f in found]).mean(0)
+        self._teacher = (key, features)
+        return features
+
+    def forget(self) -> None:
+        """Drop the kept prefixes (the backbone's weights, device or type changed)."""
+        self._kept.clear()
+        self._padded = self._teacher = None
+
+    def _prefix(self, backbone: Backbone, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Output of the frozen layers for each sentence, (S, T, W), and lengths (S,); computed once per sentence."""
+        text, key = backbone.require_text("encoding labels"), (tuple(sentences), backbone.device, backbone.dtype)
+        if self._padded is not None and self._padded[0] == key:
+            return self._padded[1:]
+        if self._padded is not None and self._padded[0][1:] != key[1:]:
+            self.forget()
+        fresh = [s for s in dict.fromkeys(sentences) if s not in self._kept]
+        for chunk in (fresh[i : i + CHUNK] for i in range(0, len(fresh), CHUNK)):
+            # kept for good, so in full precision even when the first caller runs under autocast
+            with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
+                ids, lengths = backbone.tokenize(chunk)
+                x = text.run(text.embed(ids), lengths, 0, self.start)
+            for sentence, row, n in zip(chunk, x, lengths.tolist(), strict=True):
+                self._kept[sentence] = row[:n]
+        rows = [self._kept[s] for s in sentences]
+        lengths = torch.tensor([len(row) for row in rows], device=backbone.device)
+        self._padded = (key, nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
+        if len(self._kept) > KEEP:
+            self._kept.clear()
+        return self._padded[1:]
+
+    def _pooled(self, backbone: Backbone, sentences: Sequence[str]) -> Tensor:
+        """Last layers, with deep prompts inserted after the first token and removed after each layer; (S, W)."""
+        text = backbone.require_text("encoding labels")
+        x, lengths = self._prefix(backbone, sentences)
+        if self.mode != "deep":
+            return text.pool(text.run(x, lengths, self.start), lengths)
+        r = self.config.prompt_tokens
+        mask = text.mask(lengths + r, x.shape[1] + r)
+        for prompt, block in zip(self.prompts, text.blocks[self.start :], strict=True):
+            prompt = prompt.to(x.dtype).expand(len(x), -1, -1)
+            x = block(torch.cat([x[:, :1], prompt, x[:, 1:]], dim=1), mask, text.config.causal)
+            x = torch.cat([x[:, :1], x[:, 1 + r :]], dim=1)
+        return text.pool(x, lengths)
+
+    def _contextual(self, backbone: Backbone, labels: Sequence[str], context: Tensor) -> Tensor:
+        """CoOp: the learned context (r, W) between the first token and the label's words; (N, D)."""
+        text = backbone.require_text("CoOp prompts")
+        ids, lengths = backbone.tokenize([f"{label}." for label in labels])
+        words = text.tokens(ids)
+        words = torch.cat([words[:, :1], context.to(words.dtype).expand(len(words), -1, -1), words[:, 1:]], dim=1)
+        if words.shape[1] > text.config.context:
+            raise RamatchError(f"a label with {len(context)} prompt tokens exceeds {text.config.context} tokens")
+        lengths = lengths + len(context)
+        return backbone.project_text(text.pool(text.run(text.embed(ids, words), lengths), lengths))

@@ -1,0 +1,56 @@
+"""Losses (Section 4.4, appendix A.6). All take logits (B, N) and targets (B, N): 1 present, 0 absent, −1 not known
+(the pair is left out of the loss)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def mmc(logits: Tensor, targets: Tensor, *, batch: bool = True, gather=None) -> Tensor:
+    """Multi-matching contrastive loss (Eq. 12): every positive against all pairs of the batch, or (`batch=False`)
+    of its own image. `gather` gives logits and targets of all processes, so that the denominator spans the global batch.
+
+    Scaled so that, averaged over processes as DistributedDataParallel does, gradients equal those of one process
+    with the whole batch. A batch without positives gives zero.
+    """
+    logits = logits.float()
+    positive = targets > 0
+    count = positive.sum()
+    known = logits.masked_fill(targets < 0, float("-inf"))
+    if batch:
+        everything, world = (known, 1) if gather is None else gather(known)
+        denominator = everything.flatten().logsumexp(0)
+    else:
+        denominator, world = known.logsumexp(-1, keepdim=True), 1
+    if gather is not None:
+        total, world = gather(count.float()[None])
+        count = total.sum()
+    losses = torch.where(positive, denominator - logits, 0.0)
+    return losses.sum() * world / count.clamp(min=1)
+
+
+def asl(
+    logits: Tensor, targets: Tensor, *, gamma_pos: float = 0.0, gamma_neg: float = 4.0, clip: float = 0.05
+) -> Tensor:
+    """Asymmetric loss (Ridnik et al., 2021): focusing by gamma, negatives below `clip` ignored; mean over pairs."""
+    logits = logits.float()
+    p = logits.sigmoid()
+    easy = (1 - p + clip).clamp(max=1)
+    positive = F.logsigmoid(logits) * (1 - p) ** gamma_pos
+    negative = easy.clamp(min=1e-8).log() * (1 - easy) ** gamma_neg
+    losses = torch.where(targets > 0, positive, negative).masked_fill(targets < 0, 0.0)
+    return -losses.sum() / (targets >= 0).sum().clamp(min=1)
+
+
+def ranking(logits: Tensor, targets: Tensor, *, margin: float = 1.0) -> Tensor:
+    """Ranking loss (Gong et al., 2013): hinge over every (positive, negative) pair of an image; mean over the batch."""
+    logits = logits.float()
+    positive, negative = targets > 0, targets == 0
+    gaps = (margin + logits[:, None, :] - logits[:, :, None]).clamp(min=0)  # (B, positive i, negative j)
+    return (gaps * (positive[:, :, None] & negative[:, None, :])).sum() / max(len(logits), 1)
+
+
+LOSSES = {"mmc": mmc, "mmc-image": lambda logits, targets, **kw: mmc(logits, targets, batch=False, **kw),
+          "asl": asl, "ranking": ranking}  # fmt: skip

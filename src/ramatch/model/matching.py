@@ -1,0 +1,123 @@
+"""Matching regions with labels (Section 4.3). Every matcher has one signature and returns a plan whose columns each
+carry 1/N of the mass; no gradient flows through a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import RAMConfig
+from ..errors import require
+from ..ot import solve_batch
+
+FLOOR = 1e-30  # smallest teacher assignment, so that its logarithm is finite
+
+
+@dataclass(frozen=True)
+class Match:
+    """plan (B, M, N), its region marginal (B, M), and the solver's iterations (B,) where one ran."""
+
+    plan: Tensor
+    marginal: Tensor
+    n_iter: Tensor | None = None
+
+
+def transport_cost(sim: Tensor, scale: float) -> Tensor:
+    """1 − softmax over labels of sim (B, M, N) · scale (Eq. 7)."""
+    return 1 - (sim * scale).softmax(-1)
+
+
+def presence(sim: Tensor, temperature: float) -> Tensor:
+    """Label presence detection: region marginal ũ (B, M) from each region's best label (Eq. 8)."""
+    return (sim.amax(-1) / temperature).softmax(-1)
+
+
+def teacher_plan(sim: Tensor, targets: Tensor, scale: float, config: RAMConfig) -> Tensor:
+    """P̃ (B, M, N) (Eq. 9): assignment of the frozen model, from its sim (B, M, N), with absent labels at the minimum
+    (targets (B, N): 1 present, 0 absent, −1 not known)."""
+    plan = (sim * scale).softmax(-1)
+    if config.teacher == "regions":
+        plan = (plan * 20).softmax(1)
+    floor = plan.amin() if config.teacher_floor == "batch" else plan.amin((1, 2), keepdim=True)
+    return torch.where(targets[:, None] != 0, plan, floor).clamp(min=FLOOR)
+
+
+def _uniform(sim: Tensor) -> Tensor:
+    return sim.new_full(sim.shape[:2], 1 / sim.shape[1])
+
+
+def _transport(cost: Tensor, u: Tensor, eps: float, config: RAMConfig, cost_range: float = 1.0) -> Match:
+    found = solve_batch(cost, eps, u, max_iter=config.max_iter, tol=config.tol, stop=config.stop, cost_range=cost_range)
+    return Match(found.plan, u, found.n_iter)
+
+
+def kcot(
+    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
+) -> Match:
+    """Knowledge-constrained optimal transport (Eq. 6): LPD on the region side, TKT in the cost when a teacher is given."""
+    cost, eps, reach = transport_cost(sim, scale), config.lambda1, 1.0
+    if config.tkt and teacher is not None and targets is not None:
+        guide = teacher_plan(teacher, targets, scale, config)
+        cost, eps = cost - config.lambda2 * guide.log(), config.lambda1 + config.lambda2
+        reach = 1 - config.lambda2 * math.log(FLOOR)
+    u = presence(sim, config.tau_u or 1 / scale) if config.lpd else _uniform(sim)
+    return _transport(cost, u, eps, config, reach)
+
+
+def ot(
+    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
+) -> Match:
+    """Plain entropic transport between uniform marginals (Eq. 1)."""
+    return _transport(transport_cost(sim, scale), _uniform(sim), config.lambda1, config)
+
+
+def bipartite(
+    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
+) -> Match:
+    """One region per label (Kuhn, 1955). With more labels than regions, a region serves ⌈N/M⌉ labels at most."""
+    assign = require("scipy.optimize", "match").linear_sum_assignment
+    _, m, n = sim.shape
+    cost = transport_cost(sim, scale).repeat(1, -(-n // m), 1).cpu().numpy()
+    plan = torch.zeros_like(sim)
+    for image, problem in enumerate(cost):
+        rows, columns = assign(problem)
+        plan[image, torch.as_tensor(rows % m), torch.as_tensor(columns)] = 1 / n
+    return Match(plan, plan.sum(-1))
+
+
+def average(
+    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
+) -> Match:
+    """Every region counts the same for every label."""
+    return Match(torch.full_like(sim, 1 / (sim.shape[1] * sim.shape[2])), _uniform(sim))
+
+
+def reweight(
+    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
+) -> Match:
+    """Independent softmax over regions for each label (DualCoOp)."""
+    plan = (sim * scale).softmax(1) / sim.shape[2]
+    return Match(plan, plan.sum(-1))
+
+
+Matcher = Callable[[Tensor, float, RAMConfig, Tensor | None, Tensor | None], Match]
+MATCHERS: dict[str, Matcher] = {
+    "kcot": kcot,
+    "ot": ot,
+    "bipartite": bipartite,
+    "average": average,
+    "reweight": reweight,
+}
+
+
+def match(
+    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
+) -> Match:
+    """Run the configured matcher in fp32 and without gradient. sim, teacher (B, M, N) cosines; targets (B, N)."""
+    with torch.no_grad(), torch.autocast(sim.device.type, enabled=False):
+        teacher = None if teacher is None else teacher.float()
+        return MATCHERS[config.matcher](sim.detach().float(), scale, config, teacher, targets)

@@ -1,0 +1,86 @@
+"""Text → token ids, with the tokenizer that belongs to the checkpoint (the `tokenizers` library does the work)."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import importlib.resources
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import RamatchError, require
+
+STRAIGHT = {"'": "‘’‚‛", '"': "“”„‟"}
+
+
+class Tokenizer:
+    """Texts → ids (N, T), cut to the longest real length, and lengths (N,). Texts longer than `context` tokens are cut
+    with their end token kept."""
+
+    def __init__(self, inner, context: int) -> None:
+        self.inner, self.context = inner, context
+        inner.enable_truncation(max_length=context)
+        inner.enable_padding()
+
+    @classmethod
+    def from_folder(cls, folder: Path, context: int) -> Tokenizer | None:
+        """From tokenizer.json, or through `transformers` from older files; None if the folder has neither."""
+        if (folder / "tokenizer.json").is_file():
+            from tokenizers import Tokenizer as Fast
+
+            return cls(Fast.from_file(str(folder / "tokenizer.json")), context)
+        if not ((folder / "vocab.json").is_file() or (folder / "vocab.txt").is_file()):
+            return None
+        from transformers import AutoTokenizer  # slow to import, so only for folders without tokenizer.json
+
+        return cls(AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer, context)
+
+    @classmethod
+    def clip(cls, context: int = 77) -> Tokenizer:
+        """CLIP's BPE for bare state dicts, built from the vocabulary inside the open_clip package."""
+        require("open_clip", "openclip")
+        from tokenizers import normalizers
+        from transformers import CLIPTokenizerFast
+
+        path = importlib.resources.files("open_clip") / "bpe_simple_vocab_16e6.txt.gz"
+        lines = gzip.decompress(path.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]
+        merges = [(first, second) for first, second in (line.split() for line in lines)]
+        units = _byte_units()
+        words = [*units, *(u + "</w>" for u in units), *("".join(m) for m in merges)]
+        vocab = {w: i for i, w in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
+        inner = CLIPTokenizerFast(vocab=vocab, merges=merges).backend_tokenizer
+        # CLIP's own tokenizer straightens typographic quotes first ("dog’s" and "dog's" are one label)
+        straight = [normalizers.Replace(curly, plain) for plain, pair in STRAIGHT.items() for curly in pair]
+        inner.normalizer = normalizers.Sequence([*straight, inner.normalizer])
+        return cls(inner, context)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        for text in texts:
+            if not isinstance(text, str):
+                raise RamatchError(f"a label must be text, got {text!r}")
+        if not texts:
+            return torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+        batch = self.inner.encode_batch([html.unescape(html.unescape(t)) for t in texts])  # twice, as CLIP's own does
+        ids = torch.tensor([e.ids for e in batch])
+        return ids, torch.tensor([e.attention_mask for e in batch]).sum(-1)
+
+    def save(self, folder: Path) -> None:
+        self.inner.no_padding()
+        self.inner.no_truncation()
+        self.inner.save(str(folder / "tokenizer.json"))
+        self.inner.enable_truncation(max_length=self.context)
+        self.inner.enable_padding()
+
+
+def _byte_units() -> list[str]:
+    """The 256 printable stand-ins for bytes, in the order CLIP's vocabulary lists them."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    rest = [b for b in range(256) if b not in printable]
+    return [chr(b) for b in printable] + [chr(256 + i) for i in range(len(rest))]

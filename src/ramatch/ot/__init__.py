@@ -1,0 +1,9 @@
+"""Entropic optimal transport for many small problems at once (the "Match" of Recover and Match)."""
+
+from __future__ import annotations
+
+from ramatch.ot.fused import MatchScores, match_scores
+from ramatch.ot.result import OTResult
+from ramatch.ot.solver import solve_batch
+
+__all__ = ["MatchScores", "OTResult", "match_scores", "solve_batch"]

@@ -1,0 +1,339 @@
+"""Recognizer: set a vocabulary once, predict many images. What most users touch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .config import PRESETS, RAMConfig
+from .data.images import ImageError, load_image
+from .errors import RamatchError
+from .evaluate.calibration import Calibrator
+from .files import write_json
+from .model.backbone import Backbone
+from .model.io import is_model_folder, load_ram, save_ram
+from .model.label_set import clean_labels
+from .model.loading import read_json
+from .model.matching import MATCHERS
+from .model.ram import RAM, Labels, Output
+from .model.region_set import Trunk
+from .results import Prediction
+
+Vocabulary = Labels
+Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
+BUNDLED = ("ramatch-mini",)
+SINGLE = (str, Path, bytes, bytearray)
+
+
+def bundled_model(name: str) -> Path | None:
+    """Folder of a model that ships with the package, or None."""
+    folder = Path(str(resources.files("ramatch"))) / "models" / name
+    return folder if name in BUNDLED and folder.is_dir() else None
+
+
+class Recognizer:
+    """Open-vocabulary multi-label recognition.
+
+    >>> recognizer = Recognizer.from_pretrained("ramatch-mini")
+    >>> recognizer.set_vocabulary(["dog", "umbrella", "kite"])
+    >>> recognizer.predict("photo.jpg").top(3)
+    """
+
+    def __init__(self, ram: RAM, *, calibrator: Calibrator | None = None, name: str = "model", cache: int = 64) -> None:
+        """`cache`: how many images' trunks are kept, so that a new vocabulary does not run the image tower again."""
+        self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
+        self.vocabulary: Vocabulary | None = None
+        self._trunks: OrderedDict[str, Trunk] = OrderedDict()
+        self._cache = cache
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path = "ramatch-mini",
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        label_features: str | Path | None = None,
+        backbone: str | None = None,
+        preset: str | RAMConfig = "ramatch",
+        image_size: int | tuple[int, int] | None = None,
+        cache: int = 64,
+    ) -> Recognizer:
+        """From a bundled model's name, a folder written by `save_pretrained`, or any CLIP (hub id, folder, state dict).
+
+        A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` sets how.
+        """
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        folder = bundled_model(str(name)) or Path(name)
+        calibrator = None
+        if is_model_folder(folder):
+            ram = load_ram(folder, backbone=backbone, label_features=label_features)
+            if (folder / "calibration.json").is_file():
+                calibrator = Calibrator.from_dict(read_json(folder / "calibration.json"))
+        elif str(name) in BUNDLED:
+            raise RamatchError(f"the model '{name}' is missing from this installation; reinstall ramatch")
+        else:
+            own = Backbone.from_pretrained(str(name), image_size=image_size, label_features=label_features)
+            ram = RAM(own, zero_shot(PRESETS[preset] if isinstance(preset, str) else preset, own))
+        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        ram.to(device)
+        ram.backbone.to(dtype)
+        ram.region_set.to(dtype)
+        return cls(ram, calibrator=calibrator, name=str(name), cache=cache)
+
+    def save_pretrained(self, folder: str | Path, *, with_backbone: bool = False, half: bool = False) -> None:
+        """Write adapters (a few MB), settings and calibration; the backbone too if the folder shall stand alone."""
+        save_ram(self.ram, folder, with_backbone=with_backbone, half=half)
+        if self.calibrator is not None:
+            write_json(Path(folder) / "calibration.json", self.calibrator.to_dict())
+
+    @property
+    def device(self) -> torch.device:
+        return self.ram.backbone.device
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.vocabulary.names if self.vocabulary is not None else ()
+
+    @property
+    def calibrated(self) -> bool:
+        return self.calibrator is not None
+
+    def set_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> None:
+        """Encode the labels once; every later `predict` uses them."""
+        self.vocabulary = self.encode_vocabulary(labels, templates=templates)
+
+    @torch.inference_mode()
+    def encode_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> Vocabulary:
+        """An encoded vocabulary for `predict(vocabulary=…)`, when several are in use."""
+        names = clean_labels(labels)
+        if templates is None:
+            return self.ram.encode_labels(names)
+        label_set = self.ram.label_set
+        kept = label_set.config
+        label_set.config = kept.replace(templates=tuple(templates))
+        try:
+            return self.ram.encode_labels(names)
+        finally:
+            label_set.config = kept
+
+    @overload
+    def predict(self, images: list | tuple, **options: Any) -> list[Prediction]: ...
+    @overload
+    def predict(self, images: Any, **options: Any) -> Any: ...
+
+    @torch.inference_mode()
+    def predict(
+        self,
+        images: Any,
+        *,
+        vocabulary: Vocabulary | None = None,
+        matcher: str | None = None,
+        maps: bool = False,
+        plan: bool = False,
+        batch_size: int = 32,
+    ) -> Any:
+        """One image → one `Prediction`; a list or other iterable → a list of them.
+
+        Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
+        `maps` (or `plan`) keeps what heat maps and pictures need.
+        """
+        vocabulary = vocabulary or self.vocabulary
+        if vocabulary is None:
+            raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
+        if matcher is not None and matcher not in MATCHERS:
+            raise RamatchError(f"unknown matcher '{matcher}'; known: {', '.join(MATCHERS)}")
+        if is_single(images):
+            return self.predict([images], vocabulary=vocabulary, matcher=matcher, maps=maps, plan=plan)[0]
+        out: list[Prediction] = []
+        for chunk in _chunks(images, batch_size):
+            loaded = [self._load(image) for image in chunk]
+            out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, maps=maps or plan)
+        return out
+
+    @torch.inference_mode()
+    def predict_loaded(
+        self,
+        loaded: list[Loaded],
+        *,
+        vocabulary: Vocabulary | None = None,
+        matcher: str | None = None,
+        maps: bool = False,
+    ) -> list[Prediction]:
+        """Predictions of one batch of images that are decoded and resized already."""
+        vocabulary = vocabulary or self.vocabulary
+        if vocabulary is None:
+            raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
+        trunk = self._trunk([pixels for pixels, _, _ in loaded])
+        return self._predictions(self._recognise(trunk, vocabulary, matcher), vocabulary, loaded, maps)
+
+    def _recognise(self, trunk: Trunk, vocabulary: Vocabulary, matcher: str | None) -> Output:
+        own = self.ram.config
+        try:
+            if matcher is not None:
+                self.ram.config = own.replace(matcher=matcher)
+            return self.ram.recognise(trunk, vocabulary)
+        finally:
+            self.ram.config = own
+
+    def _load(self, image: Any) -> Loaded:
+        """Pixels uint8 (3, H, W), the source's name, the original (width, height)."""
+        picture = load_image(image)
+        source = str(image) if isinstance(image, (str, Path)) else getattr(image, "name", None)
+        return self.ram.preprocess.resize(picture), source, picture.size
+
+    def _trunk(self, pixels: list[Tensor]) -> Trunk:
+        """Trunks of a batch, from the cache where the same pixels were seen before."""
+        if not self._cache:
+            return self.ram.trunk(self._normalised(torch.stack(pixels)))
+        keys = [_key(p) for p in pixels]
+        fresh = [i for i, key in enumerate(keys) if key not in self._trunks]
+        found: dict[str, Trunk] = {}
+        if fresh:
+            new = self.ram.trunk(self._normalised(torch.stack([pixels[i] for i in fresh])))
+            if len(fresh) == len(keys) and len(set(keys)) == len(keys):  # the usual case: nothing to put together
+                self._keep({keys[i]: new[j : j + 1] for j, i in enumerate(fresh)})
+                return new
+            found = {keys[i]: new[j : j + 1] for j, i in enumerate(fresh)}
+        batch = Trunk.cat([found.get(key) or self._trunks[key] for key in keys])
+        self._keep(found)
+        return batch
+
+    def _keep(self, trunks: dict[str, Trunk]) -> None:
+        for key, trunk in list(trunks.items())[-self._cache :]:
+            # clone: a slice would hold the whole batch in memory
+            self._trunks[key] = Trunk(
+                trunk.image.clone(), trunk.local.clone(), tuple(t.clone() for t in trunk.taps), trunk.grid
+            )
+        while len(self._trunks) > self._cache:
+            self._trunks.popitem(last=False)
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        return self.ram.preprocess.normalise(pixels.to(self.device)).to(self.ram.backbone.dtype)
+
+    def _predictions(
+        self,
+        output: Output,
+        vocabulary: Vocabulary,
+        loaded: list[tuple[Tensor, str | None, tuple[int, int]]],
+        maps: bool,
+    ) -> list[Prediction]:
+        scores = self.ram.score(output)
+        if self.calibrator is not None:
+            features = torch.stack([output.image, output.region, output.best], dim=-1).cpu()
+            probabilities = np.asarray(self.calibrator(features, vocabulary.names))
+            ranking = probabilities
+        else:
+            probabilities = scores.float().clamp(0, 1).cpu().numpy()
+            ranking = scores.float().cpu().numpy()
+        plan = (output.match.plan / output.mass).float().cpu().numpy() if maps else None
+        similarities = output.sim.float().cpu().numpy() if maps else None
+        marginal = output.match.marginal.float().cpu().numpy() if maps else None
+        return [
+            Prediction(
+                labels=vocabulary.names,
+                probabilities=probabilities[i],
+                scores=ranking[i],
+                calibrated=self.calibrated,
+                grid=output.grid,
+                similarities=None if similarities is None else similarities[i],
+                plan=None if plan is None else plan[i],
+                marginal=None if marginal is None else marginal[i],
+                source=source,
+                size=size,
+            )
+            for i, (_, source, size) in enumerate(loaded)
+        ]
+
+
+def zero_shot(config: RAMConfig, backbone: Backbone) -> RAMConfig:
+    """Settings for a frozen model without any learned part."""
+    layers = backbone.vision.config.layers
+    return config.replace(
+        tss=False, visual_prompts=0, prompts="none", adapted_layers=min(config.adapted_layers, layers),
+        saa_layers=min(config.saa_layers, layers),
+    )  # fmt: skip
+
+
+def is_single(images: Any) -> bool:
+    """Whether this is one image rather than a collection of them."""
+    if isinstance(images, (*SINGLE, np.ndarray, Tensor)):
+        return not (isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4)
+    return hasattr(images, "read") or hasattr(images, "convert")
+
+
+def predict_files(
+    recognizer: Recognizer,
+    paths: Sequence[str | Path],
+    *,
+    maps: bool = False,
+    matcher: str | None = None,
+    batch_size: int = 16,
+    failed: list[tuple[str, str]] | None = None,
+    progress: bool = False,
+) -> Iterator[Prediction]:
+    """Predictions of many files, in order, while the next ones are decoded in the background; memory does not grow.
+
+    A file that cannot be read is added to `failed` as (path, reason) and skipped; without that list it is an error.
+    """
+    from tqdm import tqdm  # comes with transformers
+
+    def decode(path: str | Path) -> Any:
+        try:
+            return recognizer._load(path)
+        except RamatchError as error:
+            if failed is None:
+                raise
+            return ImageError(str(error), name=str(path), reason=getattr(error, "reason", None))
+
+    ahead: deque[Future] = deque()
+    waiting = iter(paths)
+    bar = tqdm(total=len(paths), unit="img", disable=not progress, leave=False)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        try:
+            for path in islice(waiting, 2 * batch_size):
+                ahead.append(pool.submit(decode, path))
+            while ahead:
+                batch = []
+                while ahead and len(batch) < batch_size:
+                    item = ahead.popleft().result()
+                    if (path := next(waiting, None)) is not None:
+                        ahead.append(pool.submit(decode, path))
+                    bar.update()
+                    if isinstance(item, ImageError):
+                        assert failed is not None
+                        failed.append((str(item.name), item.reason))
+                    else:
+                        batch.append(item)
+                if batch:
+                    yield from recognizer.predict_loaded(batch, matcher=matcher, maps=maps)
+        finally:
+            for future in ahead:
+                future.cancel()
+            bar.close()
+
+
+def _chunks(items: Iterable, size: int) -> Iterable[list]:
+    chunk: list = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _key(pixels: Tensor) -> str:
+    import hashlib
+
+    return hashlib.blake2b(pixels.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,115 @@
+"""What a recognition returns: typed, validated, able to show itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from .errors import RamatchError
+
+
+class Tag(NamedTuple):
+    """One label of one image."""
+
+    label: str
+    probability: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One image's answer for every label of the vocabulary.
+
+    labels N names; probabilities (N,) in [0, 1], independent per label; scores (N,) raw, for ranking; grid rows and columns
+    of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps were asked for; plan columns sum to 1.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: np.ndarray
+    scores: np.ndarray
+    calibrated: bool
+    grid: tuple[int, int]
+    similarities: np.ndarray | None = None
+    plan: np.ndarray | None = None
+    marginal: np.ndarray | None = None
+    source: str | None = None
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        n, m = len(self.labels), self.grid[0] * self.grid[1]
+        for name, shape in (
+            ("probabilities", (n,)),
+            ("scores", (n,)),
+            ("similarities", (m, n)),
+            ("plan", (m, n)),
+            ("marginal", (m,)),
+        ):
+            value = getattr(self, name)
+            if value is not None and value.shape != shape:
+                raise ValueError(f"{name} has shape {value.shape}, expected {shape}")
+
+    def tags(self) -> list[Tag]:
+        """All labels, best first; ties in the order of the vocabulary."""
+        order = np.argsort(-self.scores, kind="stable")
+        return [Tag(self.labels[i], float(self.probabilities[i]), float(self.scores[i])) for i in order]
+
+    def top(self, k: int = 10) -> list[Tag]:
+        """The k best labels."""
+        return self.tags()[:k]
+
+    def above(self, threshold: float = 0.5) -> list[Tag]:
+        """The labels that are at least this probable, best first."""
+        return [tag for tag in self.tags() if tag.probability >= threshold]
+
+    def heatmap(self, label: str, *, size: tuple[int, int] | None = None) -> np.ndarray:
+        """Where a label is: its transport weights over the grid (rows, columns), scaled so that the largest is 1.
+
+        `size` = (width, height) resizes smoothly to an image. The map says where the label would be if it is there; whether
+        it is there says its probability.
+        """
+        if label not in self.labels:
+            raise RamatchError(f"'{label}' is not in the vocabulary of this prediction")
+        if self.plan is None:
+            raise RamatchError("this prediction has no maps; predict with maps=True")
+        weights = self.plan[:, self.labels.index(label)].reshape(self.grid).astype(np.float32)
+        heat = weights / max(float(weights.max()), 1e-12)
+        if size is None:
+            return heat
+        picture = Image.fromarray(heat, mode="F").resize(size, Image.Resampling.BICUBIC)
+        return np.clip(np.asarray(picture), 0, 1)
+
+    def plot(self, image: Any, path: str | None = None, *, top: int = 8) -> Any:
+        """The best labels' maps over the image as a matplotlib figure, also written to `path` if given."""
+        from .explain import label_pictures
+
+        figure = label_pictures(self, image, top=top)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
+        """Plain data for JSON: the chosen labels with probability and score, and their maps if asked for."""
+        tags = self.tags()
+        if threshold is not None:
+            tags = [tag for tag in tags if tag.probability >= threshold]
+        if top is not None:
+            tags = tags[:top]
+        entries = []
+        for tag in tags:
+            entry: dict[str, Any] = {
+                "label": tag.label,
+                "probability": round(tag.probability, 4),
+                "score": round(tag.score, 5),
+            }
+            if maps:
+                entry["map"] = np.round(self.heatmap(tag.label), 3).tolist()
+            entries.append(entry)
+        out: dict[str, Any] = {"image": self.source, "labels": entries, "calibrated": self.calibrated}
+        if self.size is not None:
+            out["width"], out["height"] = self.size
+        if maps:
+            out["grid"] = list(self.grid)
+        return out

@@ -1,0 +1,287 @@
+"""The HTTP interface. Handlers read top to bottom: admit, read, check, ask the service, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+import ramatch
+from ramatch import assets
+from ramatch.errors import RamatchError
+from ramatch.serve import limits, schema
+from ramatch.serve.errors import ApiError, draining
+from ramatch.serve.guard import Guard
+from ramatch.serve.limits import ClientGone, Upload
+from ramatch.serve.service import Service
+from ramatch.serve.settings import MATCHERS, ServeSettings
+from ramatch.serve.static import add_static
+
+log = logging.getLogger("ramatch.serve")
+T = TypeVar("T")
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schema.ErrorResponse, "description": text}
+    for status, text in {
+        400: "The body or the image cannot be read", 401: "API key missing or wrong",
+        413: "Body or image too large", 415: "Not an accepted format", 422: "A field is wrong",
+        429: "The queue is full; see Retry-After", 503: "Shutting down", 504: "Deadline exceeded",
+    }.items()
+}  # fmt: skip
+
+
+def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAPI:
+    """The server as an ASGI app around a loaded Recognizer."""
+    settings = settings or ServeSettings()
+    service = Service(recognizer, settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.batcher.start()
+        warm_up = asyncio.create_task(service.warm_up())
+        yield
+        await warm_up
+        await service.close()
+
+    app = FastAPI(
+        title="ramatch", version=getattr(ramatch, "__version__", "0"), lifespan=lifespan, docs_url=None, redoc_url=None,
+        description="Open-vocabulary image tagging: which of these labels are in the picture, and where?",
+    )  # fmt: skip
+    app.state.service = service
+    _add_errors(app)
+    _add_tagging(app, service)
+    _add_vocabularies(app, service)
+    _add_operations(app, service)
+    if settings.page:
+        add_static(app)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["Content-Type", "Authorization", "X-API-Key"],
+        )  # fmt: skip
+    app.add_middleware(Guard, settings=settings, metrics=service.metrics)
+    return app
+
+
+def _add_tagging(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/tag", tags=["tagging"], summary="Tag one image", responses={200: {"model": schema.TagResponse}, **_ERRORS},
+        openapi_extra={"requestBody": _body(schema.TagRequest, files=1)},
+    )  # fmt: skip
+    async def tag(request: Request) -> Response:
+        """Send the image as a multipart file `image` with the other fields beside it, or as JSON with base64."""
+        start = time.monotonic()
+        with service.admitted() as charge:
+            uploads, options = await _read(request, service, schema.TagRequest, charge)
+            if len(uploads) != 1:
+                raise ApiError(422, "one_image", f"{len(uploads)} images in the request",
+                               "send exactly one as 'image'; /v1/tag/batch takes several")  # fmt: skip
+            [answer] = await _unless_gone(request, service.tag(uploads, options, start))
+        if isinstance(answer, ApiError):
+            raise answer
+        return JSONResponse(answer)
+
+    @app.post(
+        "/v1/tag/batch", tags=["tagging"], summary="Tag several images",
+        responses={200: {"model": schema.BatchResponse}, **_ERRORS},
+        openapi_extra={"requestBody": _body(schema.BatchRequest, files=service.settings.max_images)},
+    )  # fmt: skip
+    async def tag_batch(request: Request) -> Response:
+        """Several images with the same options. An image that cannot be read gives an error in its place, and the
+        others are tagged."""
+        start = time.monotonic()
+        with service.admitted() as charge:
+            uploads, options = await _read(request, service, schema.BatchRequest, charge)
+            if not 1 <= len(uploads) <= service.settings.max_images:
+                raise ApiError(422, "image_count", f"{len(uploads)} images in the request",
+                               f"send 1 to {service.settings.max_images} as 'image'")  # fmt: skip
+            answers = await _unless_gone(request, service.tag(uploads, options, start))
+        return JSONResponse({"results": [a.to_dict() if isinstance(a, ApiError) else a for a in answers]})
+
+
+def _add_vocabularies(app: FastAPI, service: Service) -> None:
+    named = service.named
+
+    def describe(name: str, *, labels: bool = False) -> dict[str, Any]:
+        found = named.get(name)
+        info: dict[str, Any] = {"name": name, "size": len(found), "bundled": named.is_bundled(name)}
+        return {**info, "labels": list(found)} if labels else info
+
+    @app.get("/v1/vocabularies", tags=["vocabularies"], summary="List vocabularies", responses={401: _ERRORS[401]})
+    async def list_vocabularies() -> dict[str, list[schema.VocabularyInfo]]:
+        return {"vocabularies": [schema.VocabularyInfo(**describe(name)) for name in named.names()]}
+
+    @app.get(
+        "/v1/vocabularies/{name}", tags=["vocabularies"], summary="Labels of a vocabulary",
+        responses={404: {"model": schema.ErrorResponse}, 401: _ERRORS[401]},
+    )  # fmt: skip
+    async def get_vocabulary(name: str) -> schema.VocabularyInfo:
+        return schema.VocabularyInfo(**describe(name, labels=True))
+
+    @app.put(
+        "/v1/vocabularies/{name}", tags=["vocabularies"], summary="Register a vocabulary",
+        responses={
+            200: {"model": schema.VocabularyInfo}, 201: {"model": schema.VocabularyInfo}, 409: _ERRORS[422],
+            **{status: _ERRORS[status] for status in (400, 401, 413, 422, 503)},
+        },
+        openapi_extra={"requestBody": _body(schema.VocabularyRequest, text=True)},
+    )  # fmt: skip
+    async def put_vocabulary(name: str, request: Request) -> Response:
+        """Encoded at once, so that later requests naming it are quick. Kept until the server stops."""
+        with service.admitted() as charge:
+            body = await limits.read_body(request, service.settings, charge)
+            if limits.content_type(request) == "text/plain":
+                labels = assets.parse_labels(body.decode("utf-8", "replace").splitlines())
+            else:
+                labels = schema.parse(schema.VocabularyRequest, limits.read_json(body)).labels
+            new = await service.register(name, labels)
+        return JSONResponse(describe(name), 201 if new else 200)
+
+    @app.delete(
+        "/v1/vocabularies/{name}", tags=["vocabularies"], summary="Forget a vocabulary", status_code=204,
+        responses={404: {"model": schema.ErrorResponse}, 409: {"model": schema.ErrorResponse}, 401: _ERRORS[401]},
+    )  # fmt: skip
+    async def delete_vocabulary(name: str) -> Response:
+        named.delete(name)
+        return Response(status_code=204)
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/info", tags=["server"], summary="Model, limits and vocabularies", responses={401: _ERRORS[401]})
+    async def info() -> dict[str, Any]:
+        recognizer, default = service.recognizer, service.default_labels()
+        return {
+            "version": app.version, "model": str(recognizer.name), "device": str(recognizer.device),
+            "calibrated": bool(recognizer.calibrated), "matchers": list(MATCHERS),
+            "matcher": service.matcher,
+            "default_vocabulary": default[0], "own_labels": list(service.own_labels),
+            "vocabularies": [{"name": n, "size": len(service.named.get(n))} for n in service.named.names()],
+            "limits": service.settings.limits(), "formats": limits.FORMATS,
+            "photos": [path.name for path in assets.photo_paths()] if service.settings.page else [],
+        }  # fmt: skip
+
+    @app.get("/healthz", tags=["server"], summary="Is the process alive?")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["server"], summary="Can it answer now?", responses={503: _ERRORS[503]})
+    async def readyz() -> dict[str, str]:
+        if service.draining:
+            raise draining()
+        if not service.ready:
+            why = service.failure or "the model is warming up"
+            raise ApiError(503, "not_ready", why, "wait, or read the server's log if it does not change")
+        return {"status": "ready"}
+
+    @app.get("/metrics", tags=["server"], summary="Prometheus metrics", response_class=Response)
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), media_type=service.metrics.content_type)
+
+
+async def _read(
+    request: Request, service: Service, model: type[schema.TagOptions], charge: Callable[[int], None]
+) -> tuple[list[Upload], schema.TagOptions]:
+    """Images and options of a tagging request, multipart or JSON."""
+    body = await limits.read_body(request, service.settings, charge)
+    kind = limits.content_type(request)
+    if kind == "multipart/form-data":
+        uploads, fields = await limits.read_form(request.headers, body, service.settings)
+        return uploads, schema.parse(schema.TagOptions, schema.form_fields(fields))
+    if kind == "application/json":
+        data = schema.parse(model, limits.read_json(body))
+        if isinstance(data, schema.BatchRequest):
+            return [Upload(image.image, image.name) for image in data.images], data
+        assert isinstance(data, schema.TagRequest)
+        return [Upload(data.image, data.name)], data
+    raise ApiError(415, "unsupported_body", f"the content type is '{kind[:80]}'",
+                   "send multipart/form-data with a file 'image', or application/json")  # fmt: skip
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Result of `work`, which is cancelled when the client hangs up."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watcher = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+def _add_errors(app: FastAPI) -> None:
+    def answer(error: ApiError) -> Response:
+        return JSONResponse(error.to_dict(), error.status, error.headers)
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return answer(error)
+
+    @app.exception_handler(RamatchError)
+    async def ramatch_error(request: Request, error: RamatchError) -> Response:
+        return answer(ApiError(422, "refused_by_model", str(error), "change the request as the message says"))
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return answer(ApiError(422, "bad_field", f"'{where}': {first['msg']}", "see /openapi.json"))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path = f"{request.method} {request.url.path[:120]}"
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        hint = "see /docs for what there is"
+        return answer(ApiError(error.status_code, code, f"{path}: {error.detail}", hint, headers=error.headers))
+
+    @app.exception_handler(ClientGone)
+    async def client_gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it; the metrics count it
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("unexpected error", exc_info=error)
+        return answer(ApiError(500, "internal", "an unexpected error", "try again; its cause is in the server's log"))
+
+
+def _body(model: type[Any], *, files: int = 0, text: bool = False) -> dict[str, Any]:
+    """OpenAPI request body: JSON as `model`; with `files`, also multipart with the same options."""
+    definition = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    nested = definition.pop("$defs", {})
+    content: dict[str, Any] = {"application/json": {"schema": _inline(definition, nested)}}
+    if files:
+        options = schema.TagOptions.model_json_schema()
+        file: dict[str, Any] = {"type": "string", "format": "binary"}
+        image = file if files == 1 else {"type": "array", "items": file, "maxItems": files}
+        properties = {"image": image, **options["properties"], "labels": {"type": "string"}}
+        properties["labels"]["description"] = "Labels separated by commas or lines, or a JSON array"
+        form = {"type": "object", "required": ["image"], "properties": properties}
+        content = {"multipart/form-data": {"schema": form}, **content}
+    if text:
+        content["text/plain"] = {"schema": {"type": "string", "description": "One label per line"}}
+    return {"required": True, "content": content}
+
+
+def _inline(node: Any, nested: dict[str, Any]) -> Any:
+    """Replace references by what they point at: the bodies are described where they are used."""
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return _inline(nested[node["$ref"].rsplit("/", 1)[-1]], nested)
+        return {key: _inline(value, nested) for key, value in node.items()}
+    return [_inline(item, nested) for item in node] if isinstance(node, list) else node

@@ -1,0 +1,187 @@
+"""What goes over the wire. The same models check requests and describe the interface in /openapi.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ramatch.serve.errors import ApiError
+from ramatch.serve.settings import ServeSettings
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TagOptions(_Request):
+    """Which labels to look for and how to answer."""
+
+    labels: list[str] | None = Field(None, description="Labels to look for; in a form: 'cat, dog' or one per line")
+    vocabulary: str | None = Field(None, description="Name of a bundled or registered vocabulary, instead of labels")
+    top: int | None = Field(
+        None, ge=1, description="At most this many labels (10 when neither top nor threshold is given)"
+    )
+    threshold: float | None = Field(None, ge=0, le=1, description="Only labels with at least this probability")
+    maps: bool = Field(False, description="Add each label's region map, rows of values in [0, 1]")
+    matcher: Literal["kcot", "ot", "bipartite", "average", "reweight"] | None = Field(
+        None, description="How regions are matched with labels; the model's own when absent"
+    )
+    deadline_ms: int | None = Field(None, ge=1, description="Give up after this many milliseconds")
+
+
+class TagRequest(TagOptions):
+    """One image, as JSON."""
+
+    image: str = Field(description="The image file, base64 (a data: URI is fine). URLs are not fetched")
+    name: str | None = Field(None, max_length=255, description="File name, only echoed back")
+
+
+class BatchImage(_Request):
+    """One image of a batch."""
+
+    image: str = Field(description="The image file, base64")
+    name: str | None = Field(None, max_length=255)
+
+
+class BatchRequest(TagOptions):
+    """Several images with the same options, as JSON."""
+
+    images: list[BatchImage] = Field(min_length=1)
+
+
+class VocabularyRequest(_Request):
+    """The labels of a vocabulary."""
+
+    labels: list[str] = Field(min_length=1)
+
+
+class Tag(BaseModel):
+    """One label of an image."""
+
+    label: str
+    probability: float = Field(description="In [0, 1], independent of the other labels")
+    score: float = Field(description="Raw score, for ranking")
+    map: list[list[float]] | None = Field(None, description="Region map: grid[0] rows of grid[1] values in [0, 1]")
+
+
+class ImageInfo(BaseModel):
+    """The image that was tagged, after EXIF rotation."""
+
+    name: str | None
+    width: int
+    height: int
+
+
+class VocabularyInfo(BaseModel):
+    """A vocabulary; `labels` only where one is asked for by name."""
+
+    name: str | None
+    size: int
+    bundled: bool | None = None
+    labels: list[str] | None = None
+
+
+class TagResponse(BaseModel):
+    """Labels of one image, best first."""
+
+    image: ImageInfo
+    labels: list[Tag]
+    grid: tuple[int, int] = Field(description="Rows and columns of the region grid")
+    vocabulary: VocabularyInfo
+    model: str
+    matcher: str
+    calibrated: bool = Field(description="Whether a probability of 0.5 means even odds")
+    took_ms: float
+
+
+class ErrorBody(BaseModel):
+    """What is wrong and what to do."""
+
+    code: str
+    message: str
+    hint: str
+
+
+class ErrorResponse(BaseModel):
+    """Every answer other than 2xx."""
+
+    error: ErrorBody
+
+
+class BatchResponse(BaseModel):
+    """One result or one error per image, in the order sent."""
+
+    results: list[TagResponse | ErrorResponse]
+
+
+def parse(model: type[M], data: Any) -> M:
+    """Check `data`, or raise an ApiError that names the first wrong field."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        if where.split(".")[-1].lower() in {"url", "image_url", "uri"}:
+            raise ApiError(422, "no_url_fetching", "this server does not fetch URLs",
+                           "send the image itself: a multipart file or base64 in 'image'") from None  # fmt: skip
+        fields = ", ".join(model.model_fields)
+        raise ApiError(422, "bad_field", f"'{where[:80]}': {first['msg']}", f"the fields are: {fields}") from None
+
+
+def form_fields(fields: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Form fields as the JSON they stand for: empty ones dropped, labels split."""
+    data: dict[str, Any] = {}
+    for key, values in fields.items():
+        values = [value for value in values if value.strip()]
+        if key == "labels" and values:
+            data[key] = [label for value in values for label in split_labels(value)]
+        elif values:
+            data[key] = values[-1].strip()
+    return data
+
+
+def split_labels(text: str) -> list[str]:
+    """'cat, dog', one label per line, or a JSON array of strings."""
+    if text.lstrip().startswith("["):
+        try:
+            labels = json.loads(text)
+        except (ValueError, RecursionError):
+            labels = None
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise ApiError(422, "bad_field", "'labels' begins like a JSON array but is not an array of strings",
+                           'send ["cat", "dog"], or: cat, dog')  # fmt: skip
+        return labels
+    return re.split(r"[,\n\r]+", text)
+
+
+def check_labels(labels: list[str], settings: ServeSettings) -> tuple[str, ...]:
+    """Labels without surplus spaces, empties and repeats, within the limits."""
+    if len(labels) > 4 * settings.max_labels:  # don't tidy a list that can only be refused
+        raise _too_many(len(labels), settings)
+    tidy: dict[str, None] = {}
+    for label in labels:
+        label = " ".join(label.split())
+        if len(label) > settings.max_label_chars:
+            raise ApiError(422, "label_too_long", f"the label '{label[:40]}…' has {len(label)} characters",
+                           f"use at most {settings.max_label_chars} characters a label")  # fmt: skip
+        if not label.isprintable():
+            raise ApiError(422, "bad_label", f"the label {label[:40]!a} has characters that cannot be printed",
+                           "send plain text")  # fmt: skip
+        if label:
+            tidy.setdefault(label)
+    if not tidy:
+        raise ApiError(422, "no_labels", "'labels' holds no label", "send at least one, or name a vocabulary")
+    if len(tidy) > settings.max_labels:
+        raise _too_many(len(tidy), settings)
+    return tuple(tidy)
+
+
+def _too_many(count: int, settings: ServeSettings) -> ApiError:
+    return ApiError(422, "too_many_labels", f"{count} labels, more than this server's {settings.max_labels}",
+                    "send fewer labels, or start the server with a higher limit")  # fmt: skip

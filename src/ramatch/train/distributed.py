@@ -1,0 +1,105 @@
+"""Several processes (torchrun): who am I, and collectives that carry gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import RamatchError
+
+# rank 0 evaluates while the others wait, so the usual ten minutes could be too short
+TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers. `leader` is the only one that writes files."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leader(self) -> bool:
+        return self.rank == 0
+
+    def broadcast(self, value: Any) -> Any:
+        """The leader's value, everywhere."""
+        if self.size == 1:
+            return value
+        box = [value if self.leader else None]
+        dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
+        return box[0]
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Mean over processes."""
+        if self.size == 1:
+            return value
+        value = value.clone()
+        dist.all_reduce(value)
+        return value / self.size
+
+
+@contextmanager
+def world(device: str | None = None) -> Iterator[World]:
+    """The world that torchrun's environment describes, or a single process; left in order at the end."""
+    size, rank, local = (int(os.environ.get(name, default)) for name, default in
+                         (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))  # fmt: skip
+    chosen = pick_device(device, local if size > 1 else None)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if size == 1:
+        yield World(chosen)
+        return
+    own = not dist.is_initialized()
+    if own:
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+    try:
+        yield World(chosen, rank, size)
+    finally:
+        if own:
+            dist.destroy_process_group()
+
+
+def pick_device(name: str | None, local_rank: int | None = None) -> torch.device:
+    """The device asked for, or CUDA where there is one."""
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RamatchError("device 'cuda' was asked for, but torch sees no CUDA GPU; use device=cpu")
+        index = local_rank if local_rank is not None else device.index or 0
+        if index >= torch.cuda.device_count():
+            raise RamatchError(f"there is no GPU {index}: torch sees {torch.cuda.device_count()}")
+        return torch.device("cuda", index)
+    return device
+
+
+def gather(tensor: Tensor) -> tuple[Tensor, int]:
+    """All processes' tensors (same shape) joined along the first axis, and how many there are; gradients flow back to
+    each, so that a loss over the global batch can be computed everywhere (see `losses.mmc`)."""
+    return _Gather.apply(tensor), dist.get_world_size()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor.contiguous())
+        ctx.rows = len(tensor)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].contiguous()
+        dist.all_reduce(total)  # every process's loss depends on every process's part
+        start = dist.get_rank() * ctx.rows
+        return total[start : start + ctx.rows]

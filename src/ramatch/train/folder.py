@@ -1,0 +1,91 @@
+"""A run's folder, which explains itself to whoever finds it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import files
+from ..errors import RamatchError
+from ..model.loading import read_json
+from . import checkpoint
+from .config import TrainConfig, differences
+from .recipes import dump_config
+
+README = """A training run of ramatch.
+
+config.yaml       every setting; `ramatch train --recipe config.yaml output=ELSEWHERE` repeats the run
+run.json          when, where, on what data, with which versions, and how it ended
+log.jsonl         one line per {log_every} steps (kind "step") and per evaluation (kind "eval")
+validation.json   the held-out images that chose the weights; training never saw them
+checkpoints/      step-*.pt: everything needed to continue (`--resume auto`); best.pt: the best weights so far
+model/            the result: adapters in safetensors, without the backbone they belong to
+eval.json         metrics of model/ on validation and test, in percent
+tensorboard/      the log for TensorBoard, where that is installed
+
+Use it:       ramatch tag photo.jpg --model {folder}/model --labels "dog, cat"
+Evaluate it:  ramatch eval --model {folder}/model --data DATA --protocol gzsl
+"""
+
+
+class RunFolder:
+    """Paths of a run, and the rules for starting or continuing in it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.checkpoints = self.path / "checkpoints"
+        self.log, self.model, self.evals = self.path / "log.jsonl", self.path / "model", self.path / "eval.json"
+        self.best = self.checkpoints / "best.pt"
+
+    def open(self, config: TrainConfig, resume: str | bool) -> dict[str, Any] | None:
+        """State to continue from, or None for a new run. `resume`: False, "auto", or a checkpoint file."""
+        if resume in (False, "never", None):
+            if checkpoint.list_checkpoints(self.checkpoints) or self.log.is_file():
+                raise RamatchError(
+                    f"{self.path} already holds a run: continue it with --resume auto, or choose another output folder"
+                )
+            return None
+        if resume in (True, "auto"):
+            checkpoint.clean_temporary(self.checkpoints)
+            found = checkpoint.latest_good(self.checkpoints)
+        else:
+            file = Path(str(resume)).expanduser()
+            if not file.is_file():
+                raise RamatchError(f"no such checkpoint: {file}")
+            found = file, checkpoint.load_checkpoint(file)
+        if found is None:
+            return None
+        changed = differences(found[1]["config"], config.to_dict())
+        if changed:
+            raise RamatchError(
+                f"cannot continue {found[0]}: these settings differ from the run's own: {'; '.join(changed)}. Set them back, "
+                "or start a new run in another output folder"
+            )
+        return found[1]
+
+    def begin(self, config: TrainConfig, facts: dict[str, Any]) -> None:
+        """Write what is known before the first step."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        files.write_text(self.path / "config.yaml", dump_config(config))
+        files.write_text(self.path / "README.txt", README.format(folder=self.path, log_every=config.log_every))
+        self.note(status="running", started=_now(), **facts, **_machine())
+
+    def note(self, **facts: Any) -> None:
+        """Add to run.json."""
+        file = self.path / "run.json"
+        known = read_json(file) if file.is_file() else {}
+        files.write_json(file, {**known, **facts})
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _machine() -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"python": sys.version.split()[0], "torch": torch.__version__, "system": platform.platform(), "gpu": gpu}

@@ -1,0 +1,26 @@
+"""Shared fixtures. The real data and weights are optional: tests that want them skip when they are absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder with the real data (`data/`, `weights/`), from RAMATCH_SHARED or beside the repository."""
+    root = Path(os.environ.get("RAMATCH_SHARED", Path(__file__).parents[2] / "shared"))
+    if not (root / "data").is_dir():
+        pytest.skip("real data not present (set RAMATCH_SHARED)")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

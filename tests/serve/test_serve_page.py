@@ -1,0 +1,299 @@
+"""The web page in a real browser: everything a visitor does, with the mouse, the keyboard and on a phone."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_browser import chromium, watch
+from serve_fakes import FakeRecognizer, picture
+
+from ramatch.serve.app import create_app
+from ramatch.serve.settings import ServeSettings
+from ramatch.serve.static import PAGE
+
+HOSTILE = '<img src=x onerror="window.hacked=1">'
+
+
+class Site:
+    """A server in a thread."""
+
+    def __init__(self, **settings: Any) -> None:
+        import uvicorn
+
+        self.recognizer = FakeRecognizer()
+        app = create_app(self.recognizer, ServeSettings(**settings))
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not (self.server.started and self.server.servers):
+            time.sleep(0.01)
+        self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}/"
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def site(browser: Any) -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.stop()
+
+
+@pytest.fixture
+def page(browser: Any, site: Site) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.set_default_timeout(8000)
+    trouble = watch(page)
+    page.goto(site.url)
+    page.wait_for_selector(".label")
+    yield page
+    assert trouble == []
+    context.close()
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait for a condition in the page; wait_for_function would need eval, which the content policy forbids."""
+    end = time.monotonic() + 8
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(20)
+
+
+def names(page: Any) -> list[str]:
+    return page.locator(".label .name").all_inner_texts()
+
+
+def settled(page: Any) -> None:
+    until(page, "!document.body.classList.contains('busy')")
+
+
+def test_opens_with_an_example_already_tagged(page: Any) -> None:
+    assert page.locator("#thumbs button").count() >= 6
+    assert page.locator("#thumbs button[aria-pressed=true] img").get_attribute("alt") == "astronaut"
+    assert re.fullmatch(r"\d+ of 470 labels at 50 % or more · \d+ ms", page.inner_text("#count"))
+    values = [float(text.rstrip(" %").lstrip("<")) for text in page.locator(".label .value").all_inner_texts()]
+    assert values == sorted(values, reverse=True)
+
+
+def test_hover_lights_the_map_and_leaving_puts_it_out(page: Any) -> None:
+    lit = "#heat.lit"
+    assert page.locator(lit).count() == 0
+    page.hover(".label >> nth=1")
+    assert page.locator(lit).count() == 1
+    assert names(page)[1] in page.inner_text("#caption")
+    # brightest where the map is: the canvas is no single colour
+    shades = page.evaluate(
+        "() => { const c = document.getElementById('map'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        " const s = new Set(); for (let i = 0; i < d.length; i += 4) s.add(d[i]); return s.size; }"
+    )
+    assert shades > 40
+    page.mouse.move(5, 5)
+    assert page.locator(lit).count() == 0
+    page.click(".label >> nth=2")
+    page.mouse.move(5, 5)
+    assert names(page)[2] in page.inner_text("#caption")  # held
+    page.keyboard.press("Escape")
+    assert page.locator(".label[aria-pressed=true]").count() == 0
+
+
+def test_keyboard_alone(page: Any) -> None:
+    page.focus("#threshold")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "label"
+    assert names(page)[0] in page.inner_text("#caption")
+    page.keyboard.press("ArrowDown")
+    assert names(page)[1] in page.inner_text("#caption")
+    page.keyboard.press("Enter")
+    assert page.locator(".label >> nth=1").get_attribute("aria-pressed") == "true"
+    page.focus("#tab-json")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tab-cli").get_attribute("aria-selected") == "true"
+    assert "ramatch tag" in page.inner_text("#code")
+    page.focus("#file")  # the real input is what Tab reaches, its label shows the ring
+    assert page.evaluate("getComputedStyle(document.querySelector('label[for=file]')).outlineStyle") == "solid"
+
+
+def test_threshold_moves_labels_between_the_groups(page: Any) -> None:
+    before = page.locator(".label:not(.below)").count()
+    page.locator("#threshold").fill("90")
+    after = page.locator(".label:not(.below)").count()
+    assert 0 < after < before
+    assert page.inner_text("#threshold-value") == "90 %"
+    assert page.inner_text("#count").startswith(f"{after} of 470")
+    below = page.locator(".label.below").count()
+    page.click(".more")
+    assert page.locator(".label.below").count() > below
+
+
+def test_typed_labels_and_hostile_text(page: Any) -> None:
+    page.select_option("#vocabulary", ":typed")
+    assert page.inner_text("#count") == "Type some labels."
+    page.fill("#labels", f"dog, {HOSTILE}\numbrella, dog")
+    until(page, "document.querySelectorAll('.label').length === 3")
+    assert sorted(names(page)) == sorted(["dog", "umbrella", HOSTILE])
+    page.hover(".label >> nth=0")
+    assert page.evaluate("window.hacked") is None
+
+
+def test_own_picture_vocabulary_matcher_and_file_of_labels(page: Any, site: Site, tmp_path: Path) -> None:
+    (tmp_path / "mine.png").write_bytes(picture(90, 60, kind="PNG"))
+    page.set_input_files("#file", tmp_path / "mine.png")
+    until(page, "document.getElementById('code').textContent.includes('mine.png')")
+    page.select_option("#vocabulary", "coco80")
+    until(page, "document.getElementById('count').textContent.includes('of 80 labels')")
+    with page.expect_response("**/v1/tag"):
+        page.select_option("#matcher", "average")
+    settled(page)
+    assert site.recognizer.calls[-1]["matcher"] == "average"
+    (tmp_path / "labels.txt").write_text("# mine\nowl\nbat\n\nfox\n")
+    page.select_option("#vocabulary", ":file")
+    page.set_input_files("#labels-file", tmp_path / "labels.txt")
+    until(page, "document.querySelectorAll('.label').length === 3")
+    assert set(names(page)) == {"owl", "bat", "fox"}
+    page.click("#tab-cli")
+    assert "--labels-file labels.txt" in page.inner_text("#code")
+    assert "--matcher average" in page.inner_text("#code")
+
+
+def test_copy_json_and_calls(page: Any) -> None:
+    page.select_option("#vocabulary", ":typed")
+    page.fill("#labels", "it's, dog")
+    until(page, "document.querySelectorAll('.label').length === 2")
+    page.locator("#threshold").fill("0")
+    page.click("#copy")
+    until(page, "document.getElementById('copy').textContent.startsWith('Copied')")
+    data = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert {label["label"] for label in data["labels"]} == {"it's", "dog"}
+    assert "map" not in data["labels"][0]
+    page.click("#tab-cli")
+    assert (
+        page.inner_text("#code") == r"ramatch tag astronaut.jpg --model fake-mini --labels 'it'\''s,dog' --threshold 0"
+    )
+    page.click("#tab-python")
+    compile(page.inner_text("#code"), "snippet", "exec")
+    assert '"it\'s"' in page.inner_text("#code")
+    page.click("#tab-curl")
+    assert page.inner_text("#code").startswith("curl http://127.0.0.1:")
+
+
+def test_bundled_pictures_and_dropped_files(page: Any) -> None:
+    page.click("#thumbs button >> nth=2")
+    until(page, "document.getElementById('code').textContent.includes('coffee.jpg')")
+    page.evaluate(
+        """async () => {
+          const blob = await (await fetch('photos/cat.jpg')).blob(), data = new DataTransfer();
+          data.items.add(new File([blob], 'dropped.jpg', { type: 'image/jpeg' }));
+          window.dispatchEvent(new DragEvent('dragenter', { dataTransfer: data }));
+          if (!document.body.classList.contains('dragging')) throw new Error('no hint while dragging');
+          window.dispatchEvent(new DragEvent('drop', { dataTransfer: data, cancelable: true }));
+        }"""
+    )
+    until(page, "document.getElementById('code').textContent.includes('dropped.jpg')")
+    assert page.locator("#thumbs button[aria-pressed=true]").count() == 0
+
+
+def test_phone(browser: Any, site: Site) -> None:
+    context = browser.new_context(
+        viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True, color_scheme="dark"
+    )
+    page = context.new_page()
+    trouble = watch(page)
+    page.goto(site.url)
+    page.wait_for_selector(".label")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.tap(".label >> nth=6")
+    assert page.locator("#heat.lit").count() == 1
+    box = page.locator("#stage").bounding_box()
+    assert box["y"] + box["height"] > 150  # the picture is in view while the labels scroll
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 15, 20)"
+    page.tap("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(246, 246, 249)"
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    small = page.evaluate(
+        "[...document.querySelectorAll('button, select, label.button')].filter(e => e.offsetHeight && e.offsetHeight < 32).length"
+    )
+    assert small == 0  # all can be hit with a thumb
+    assert trouble == []
+    context.close()
+
+
+def test_problems_are_shown_with_what_to_do(browser: Any, site: Site, tmp_path: Path) -> None:
+    page = browser.new_page()
+    page.goto(site.url)
+    page.wait_for_selector(".label")
+    (tmp_path / "fake.jpg").write_text("not a picture")
+    page.set_input_files("#file", tmp_path / "fake.jpg")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "JPEG" in page.inner_text("#problem")
+    page.click("#thumbs button >> nth=0")
+    page.wait_for_selector("#problem", state="hidden")
+    page.route("**/v1/tag", lambda route: route.abort())
+    page.select_option("#matcher", "ot")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "does not answer" in page.inner_text("#problem")
+    page.close()
+
+
+def test_asks_for_the_api_key(browser: Any) -> None:
+    site = Site(api_key="open sesame")
+    page = browser.new_page()
+    page.goto(site.url)
+    page.wait_for_selector("#key-form:not([hidden])")
+    page.fill("#key", "open sesame")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".label")
+    assert page.locator("#key-form").is_hidden()
+    page.close()
+    site.stop()
+
+
+def test_api_page_works_offline(browser: Any, site: Site) -> None:
+    page = browser.new_page()
+    trouble = watch(page)
+    page.goto(site.url + "docs")
+    page.wait_for_selector("details")
+    assert page.locator("details").count() == 10
+    assert "multipart/form-data" in page.inner_text("main")
+    assert trouble == []
+    page.close()
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_colours_have_enough_contrast(theme: int) -> None:
+    block = re.findall(r"color-scheme:.*?}", (PAGE / "base.css").read_text(), re.DOTALL)[theme]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block))
+
+    def luminance(name: str) -> float:
+        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    pairs = [(ink, ground) for ink in ("ink", "soft", "accent") for ground in ("bg", "card", "sunken")]
+    for ink, ground in [*pairs, ("accent-ink", "accent"), ("bad", "bad-bg")]:
+        high, low = sorted((luminance(ink), luminance(ground)), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    for path in PAGE.iterdir():
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://(?!127\.0\.0\.1)\w", text), path.name
+        assert "innerHTML" not in text

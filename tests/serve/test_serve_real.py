@@ -1,0 +1,62 @@
+"""The server around a real Recognizer, tiny and with random weights: the two agree with each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ramatch.assets import photo_paths
+
+sys.path.append(str(Path(__file__).parents[1] / "model"))
+tiny_models = pytest.importorskip("tiny_models")
+
+
+@pytest.mark.parametrize("matcher", [None, "ot", "average"])
+def test_answers_are_the_recognizers(client_for: Callable[..., TestClient], matcher: str | None) -> None:
+    from ramatch.recognizer import Recognizer
+
+    recognizer = Recognizer(tiny_models.tiny_ram(kind="dual"), name="tiny")
+    client = client_for(recognizer, vocabulary="voc20")  # type: ignore[arg-type]
+    photo, labels = photo_paths()[1], ["cat", "red kite", "person riding bicycle"]
+    data = {"labels": ",".join(labels), "maps": "true", **({"matcher": matcher} if matcher else {})}
+    answer = client.post("/v1/tag", files={"image": photo.read_bytes()}, data=data).json()
+    prediction = recognizer.predict(photo, vocabulary=recognizer.encode_vocabulary(labels), matcher=matcher, maps=True)
+    assert [tag["label"] for tag in answer["labels"]] == [tag.label for tag in prediction.top(3)]
+    for got, expected in zip(answer["labels"], prediction.top(3), strict=True):
+        assert got["probability"] == pytest.approx(expected.probability, abs=1e-5)
+        assert got["map"] == pytest.approx(prediction.heatmap(expected.label), abs=1e-3)
+    assert answer["grid"] == list(prediction.grid)
+    assert answer["matcher"] == (matcher or recognizer.ram.config.matcher)
+    assert (answer["model"], answer["calibrated"]) == ("tiny", False)
+
+
+def test_a_vision_tower_alone_says_what_it_knows(client_for: Callable[..., TestClient]) -> None:
+    import torch
+
+    from ramatch.config import preset
+    from ramatch.model.ram import RAM
+    from ramatch.recognizer import Recognizer, zero_shot
+
+    backbone = tiny_models.backbone(text=False)
+    backbone.given_labels = dict(zip(("left", "right"), torch.eye(2, tiny_models.DIM), strict=True))
+    recognizer = Recognizer(RAM(backbone, zero_shot(preset("ramatch"), backbone)), name="blind to words")
+    recognizer.set_vocabulary(["left", "right"])
+    client = client_for(recognizer)  # type: ignore[arg-type]
+    image = {"image": photo_paths()[0].read_bytes()}
+    assert client.post("/v1/tag", files=image).json()["vocabulary"]["size"] == 2
+    refused = client.post("/v1/tag", files=image, data={"labels": "up"})
+    assert refused.status_code == 422
+    assert "'up'" in refused.json()["error"]["message"]
+
+
+def test_the_interface_names_the_matchers_that_there_are() -> None:
+    from ramatch.model.matching import MATCHERS
+    from ramatch.serve import schema, settings
+
+    assert set(settings.MATCHERS) == set(MATCHERS)
+    for name in MATCHERS:
+        assert schema.parse(schema.TagOptions, {"matcher": name}).matcher == name

@@ -1,0 +1,211 @@
+"""Optimisers, schedule, EMA, augmentation, log: the parts of the loop, one by one."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from train_tiny import tiny_backbone
+
+from ramatch.config import preset
+from ramatch.errors import RamatchError
+from ramatch.model.ram import RAM
+from ramatch.train.augment import augment, epoch_table
+from ramatch.train.config import AugmentConfig, OptimConfig
+from ramatch.train.ema import EMA
+from ramatch.train.log import Progress, RunLog, clock, read_log
+from ramatch.train.optim import Temperatures, build_optimizers, rates, schedule, set_rates, trainable
+
+
+def tiny_ram(**changes) -> RAM:
+    return RAM(tiny_backbone(), preset("ramatch", adapted_layers=1, saa_layers=1, prompt_layers=1, **changes))
+
+
+def test_each_parameter_learns_in_its_own_way() -> None:
+    ram = tiny_ram()
+    adam, sgd = build_optimizers(trainable(ram), OptimConfig(lr=1e-6, prompt_lr=2e-3, temperature_lr=3e-5))
+    assert isinstance(adam, torch.optim.AdamW)
+    assert isinstance(sgd, torch.optim.SGD)
+    names = {id(p): name for name, p in ram.named_parameters()}
+    groups = {g["role"]: {names[id(p)] for p in g["params"]} for o in (adam, sgd) for g in o.param_groups}
+    assert groups["temperatures"] == {"tau_global", "tau_region"}
+    assert groups["prompts"] == {"label_set.prompts", "region_set.visual_prompts"}
+    assert all(name.startswith("region_set.tss") for name in groups["adapters"] | groups["norms"])
+    together = set().union(*groups.values())
+    assert together == {n for n in ram.adapters() if "running" not in n and "num_batches" not in n}, "all that learns"
+    assert {g["role"]: g["weight_decay"] for g in adam.param_groups}["norms"] == 0
+    assert rates([adam, sgd]) == {"adapters": 1e-6, "norms": 1e-6, "temperatures": 3e-5, "prompts": 2e-3}
+    set_rates([adam, sgd], 0.5)
+    set_rates([adam, sgd], 0.5)  # from the peak, not from the last value
+    assert rates([adam, sgd])["prompts"] == 1e-3
+
+
+def test_frozen_and_empty_parameters_do_not_learn() -> None:
+    ram = tiny_ram(prompts="none", visual_prompts=0, tss=False)
+    assert set(trainable(ram)) == {"tau_global", "tau_region"}
+    ram.requires_grad_(False)
+    with pytest.raises(RamatchError, match="nothing to train"):
+        trainable(ram)
+
+
+def test_schedule() -> None:
+    values = [schedule(step, 100, 0.1, 0.01) for step in range(100)]
+    assert values[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert values[10] == pytest.approx(1.0)
+    assert values[99] == pytest.approx(0.01)
+    assert all(a >= b for a, b in pairwise(values[10:]))
+    middle = 10 + 89 / 2
+    assert schedule(round(middle), 100, 0.1, 0.01) == pytest.approx(0.505, abs=0.01)
+    assert schedule(0, 1, 0.0) == 1.0
+    assert all(math.isfinite(schedule(s, 3, 1.0)) for s in range(3))
+
+
+def test_temperatures_stay_positive() -> None:
+    ram = tiny_ram(tau_region=0.02)
+    keep = Temperatures(trainable(ram), 0.1)
+    with torch.no_grad():
+        ram.tau_region.fill_(-1.0)
+        ram.tau_global.fill_(3.0)
+    keep.clamp()
+    assert ram.tau_region.item() == pytest.approx(0.002)
+    assert ram.tau_global.item() == 3.0
+
+
+def test_ema_is_the_formula() -> None:
+    ram = tiny_ram()
+    ema, decay = EMA(ram, 0.9), 0.9
+    expected = {name: t.clone().double() for name, t in ram.adapters().items()}
+    assert any("running_mean" in name for name in expected), "BatchNorm's statistics are averaged too"
+    for _ in range(4):
+        with torch.no_grad():
+            for t in ram.adapters().values():
+                t.add_(torch.randn_like(t) if t.is_floating_point() else 1)
+        ema.update()
+        for name, t in ram.adapters().items():
+            if t.is_floating_point():
+                expected[name] = decay * expected[name] + (1 - decay) * t.double()
+            else:
+                expected[name] = t.double()
+    for name, t in ema.state_dict().items():
+        torch.testing.assert_close(t.double(), expected[name], rtol=1e-5, atol=1e-6)
+    plain = {name: t.clone() for name, t in ram.adapters().items()}
+    with ema.applied():
+        for name, t in ram.adapters().items():
+            torch.testing.assert_close(t.double(), expected[name], rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(t, plain[name]) for name, t in ram.adapters().items()), "swapped back exactly"
+    ema.restart()
+    assert all(torch.equal(t, plain[name]) for name, t in ema.state_dict().items())
+
+
+def pictures(n: int = 6, h: int = 24, w: int = 16) -> torch.Tensor:
+    return torch.randint(0, 256, (n, 3, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+OFF = {"crop": "none", "flip": 0.0, "blur": 0.0, "erasing": 0.0}
+
+
+def test_augmentation_of_an_image_depends_on_nothing_else() -> None:
+    x, draws = pictures(), epoch_table(6, seed=3, epoch=2)
+    whole = augment(x, draws, AugmentConfig(), (24, 16), (1, 2, 3))
+    parts = torch.cat(
+        [augment(x[i : i + 2], draws[i : i + 2], AugmentConfig(), (24, 16), (1, 2, 3)) for i in (0, 2, 4)]
+    )
+    torch.testing.assert_close(whole, parts)
+    assert not torch.equal(epoch_table(6, 3, 2), epoch_table(6, 3, 3))
+    assert torch.equal(epoch_table(6, 3, 2), draws)
+    assert whole.shape == (6, 3, 24, 16)
+    assert whole.min() >= 0
+    assert whole.max() <= 255 + 1e-3
+
+
+def test_each_augmentation_alone() -> None:
+    x, draws = pictures(), epoch_table(6, 0, 0)
+    same = augment(x, draws, AugmentConfig(**OFF), (24, 16), (0, 0, 0))
+    assert torch.equal(same, x.float())
+    flipped = augment(x, draws, AugmentConfig(**{**OFF, "flip": 1.0}), (24, 16), (0, 0, 0))
+    assert torch.equal(flipped, x.float().flip(-1))
+    whole = AugmentConfig(**{**OFF, "crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)})
+    torch.testing.assert_close(augment(x, draws, whole, (24, 16), (0, 0, 0)), x.float(), atol=1e-2, rtol=0)
+    mirrored = augment(
+        x,
+        draws,
+        AugmentConfig(**{**OFF, "crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0), "flip": 1.0}),
+        (24, 16),
+        (0, 0, 0),
+    )
+    torch.testing.assert_close(mirrored, x.float().flip(-1), atol=1e-2, rtol=0)
+    blurred = augment(x, draws, AugmentConfig(**{**OFF, "blur": 1.0, "blur_sigma": (1.0, 1.0)}), (24, 16), (0, 0, 0))
+    from torchvision.transforms.v2.functional import gaussian_blur
+
+    torch.testing.assert_close(blurred, gaussian_blur(x.float(), [9, 9], [1.0, 1.0]), atol=1e-2, rtol=0)
+    erased = augment(x, draws, AugmentConfig(**{**OFF, "erasing": 1.0}), (24, 16), (7.0, 8.0, 9.0))
+    changed = (erased != x.float()).any(1)
+    shares = changed.flatten(1).float().mean(1)
+    assert ((shares > 0.005) & (shares < 0.3)).all()
+    assert (erased.permute(0, 2, 3, 1)[changed] == torch.tensor([7.0, 8.0, 9.0])).all()
+
+
+def test_a_crop_is_a_part_of_the_picture() -> None:
+    """Of a ramp from left to right, a crop is a piece of the ramp: still rising evenly, with a smaller range."""
+    x = torch.linspace(0, 255, 64).to(torch.uint8).expand(8, 3, 64, 64)
+    config = AugmentConfig(**{**OFF, "crop": "resized", "scale": (0.25, 0.25), "ratio": (1.0, 1.0)})
+    out = augment(x, epoch_table(8, 0, 0), config, (64, 64), (0, 0, 0))
+    inner = out[:, 0, 32, 4:-4]
+    assert (inner.diff(dim=-1) >= -0.5).all()
+    span = inner[:, -1] - inner[:, 0]
+    torch.testing.assert_close(span, torch.full_like(span, 255 * 0.5 * 55 / 64), atol=6, rtol=0)
+    assert inner[:, 0].std() > 5, "crops lie in different places"
+
+
+def test_log_is_cut_at_the_checkpoint(tmp_path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path, tensorboard=False)
+    log.write("step", step=1, loss=2.0)
+    position = log.position()
+    log.write("step", step=2, loss=float("nan"))
+    log.close()
+    assert [e["loss"] for e in read_log(path)] == [2.0, None]
+    with open(path, "a") as file:
+        file.write('{"kind": "st')  # a crash in the middle of a line
+    assert len(read_log(path)) == 2
+    log = RunLog(path, position=position, tensorboard=False)
+    log.write("step", step=2, loss=1.5)
+    log.close()
+    assert [(e["step"], e["loss"]) for e in read_log(path)] == [(1, 2.0), (2, 1.5)]
+    for line in path.read_text().splitlines():
+        json.loads(line)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_in_place_or_in_lines() -> None:
+    for stream, lines in ((Screen(), 0), (io.StringIO(), 2)):
+        line = Progress(100, "training", stream=stream)
+        line.start()
+        line.update(10, "loss 1.0", force=True)
+        line.update(20, "loss 0.5", force=True)
+        assert stream.getvalue().count("\n") == lines
+        assert "20/100" in stream.getvalue()
+        assert "img/s" in stream.getvalue()
+        assert "left" in stream.getvalue()
+    silent = io.StringIO()
+    Progress(5, "x", stream=silent, enabled=False).update(3, force=True)
+    assert silent.getvalue() == ""
+    assert (clock(59.6), clock(3723)) == ("1:00", "1:02:03")
+
+
+def test_frozen_backbone_gets_no_gradient() -> None:
+    ram = tiny_ram().train()
+    targets = torch.eye(3)[:, [0, 1]]
+    ram.loss(ram(torch.randn(3, 3, 32, 32), ["red", "blue"], targets), targets).backward()
+    assert all(p.grad is None for p in ram.backbone.parameters())
+    assert all(p.grad is not None for p in trainable(ram).values())
+    assert isinstance(ram, nn.Module)
