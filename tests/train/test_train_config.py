@@ -50,6 +50,7 @@ def test_overrides_reach_every_level() -> None:
 
 def test_validation_is_a_share_or_a_path() -> None:
     assert load_recipe("coco", ["data.validation=0.25"]).data.validation == 0.25
+    assert load_recipe("coco", ["output=7"]).output == "7"
     assert load_recipe("coco", ["data.validation=val.json"]).data.validation == "val.json"
 
 

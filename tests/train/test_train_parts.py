@@ -209,3 +209,14 @@ def test_frozen_backbone_gets_no_gradient() -> None:
     assert all(p.grad is None for p in ram.backbone.parameters())
     assert all(p.grad is not None for p in trainable(ram).values())
     assert isinstance(ram, nn.Module)
+
+
+def test_tensorboard_where_installed(tmp_path) -> None:
+    import importlib.util
+
+    log = RunLog(tmp_path / "log.jsonl")
+    log.write("step", step=1, loss=2.0)
+    log.close()
+    events = list((tmp_path / "tensorboard").glob("events*"))
+    assert bool(events) == (importlib.util.find_spec("tensorboard") is not None)
+    assert read_log(tmp_path / "log.jsonl")[0]["loss"] == 2.0

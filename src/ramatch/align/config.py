@@ -28,8 +28,9 @@ class AlignConfig:
     beta: float = 20.0  # log-mean-exp pooling of regions
     caption_weight: float = 1.0
     tag_weight: float = 1.0
+    tag_across: float = 0.5  # share of the tag loss that compares images for one tag rather than tags for one image
     max_tags: int = 3000
-    min_images: int = 20  # a tag must occur in the captions of this many images
+    min_images: int = 12  # a tag must occur in the captions of this many images
     ignore_above: float = 0.6  # tags this close to a positive one (cosine of the untuned text tower) are no negatives
     views: int = 4  # augmented views of each image; their frozen layers are computed once and kept
     crop: float = 0.5  # smallest share of the image a view keeps

@@ -273,7 +273,12 @@ def _losses(student: _Student, kept: _Kept, words: _Words, rows: Tensor, view: T
     positive, negative = words.masks(rows)
     pooled = log_mean_exp(_region_cosines(regions, tags), config.beta, 1)
     for i, cosines in enumerate((image @ tags.T, pooled)):
-        found.append(contrast(cosines * scale[2 + i], positive, negative))
+        logits = cosines * scale[2 + i]
+        loss = contrast(logits, positive, negative)  # which tags of this image
+        if config.tag_across:  # which images of this tag: what ranks images for a label
+            across = contrast(logits.T, positive.T, negative.T)
+            loss = torch.lerp(loss, across, config.tag_across)
+        found.append(loss)
     return torch.stack(found)
 
 

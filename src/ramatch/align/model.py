@@ -65,6 +65,6 @@ def contrast(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
     scores (B, T), already divided by a temperature; positive, negative: bool (B, T).
     """
-    against = scores.masked_fill(~negative, float("-inf")).logsumexp(-1, keepdim=True)
+    against = scores.float().masked_fill(~negative, -1e4).logsumexp(-1, keepdim=True)
     losses = nn.functional.softplus(against - scores)
     return torch.where(positive, losses, 0.0).sum() / positive.sum().clamp(min=1)

@@ -1,207 +1,22 @@
-"""Studies: many settings and seeds on one data set, quickly.
-
-What lies below the first layer that learns is constant per image, so it is computed once for a few augmented views of each
-image and kept on the device; a run then only pays for the last layers. One call measures every variant on the same data.
-"""
+"""Studies: many settings and seeds on one data set, quickly, from kept stems (see `train/kept.py`)."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from ..train.kept import FitConfig, Kept, collect, fit, keep, load_pixels
 
-from ..data.annotations import Annotations
-from ..data.dataset import ImageLabelDataset
-from ..data.transforms import eval_transform
-from ..data.views import plain_views, random_views
-from ..model.ram import RAM, Labels
-from ..model.region_set import Streams
-
-
-@dataclass(frozen=True)
-class FitConfig:
-    """How one variant is trained. Defaults are the paper's for natural images."""
-
-    epochs: int = 3
-    batch_size: int = 32
-    lr: float = 5e-6  # AdamW: TSS
-    lr_prompts: float = 1e-3  # SGD: visual and label prompts
-    lr_tau: float = 5e-5  # AdamW: temperatures
-    weight_decay: float = 1e-4
-    warmup: float = 0.05
-    ema: float = 0.0
-    loss: str = "mmc"
-    clip: float = 0.0
-    views: tuple[int, ...] = ()  # which kept views to draw from; empty: all
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Stems of n images in v views, on the device: x (v, n, 1+M, W), base (v, n, M, W) or None, found, taps."""
-
-    grid: tuple[int, int]
-    x: Tensor
-    base: Tensor | None
-    found: Tensor | None
-    taps: tuple[Tensor, ...]
-
-    def __len__(self) -> int:
-        return self.x.shape[1]
-
-    def pick(self, view: Tensor | int, rows: Tensor | slice) -> Streams:
-        def of(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t[view, rows]
-
-        return Streams(
-            self.x[view, rows], self.grid, of(self.base), of(self.found), tuple(t[view, rows] for t in self.taps)
-        )
-
-
-def load_pixels(annotations: Annotations, size: tuple[int, int], workers: int | None = None) -> Tensor:
-    """All images, decoded and resized: uint8 (n, 3, H, W)."""
-    workers = min(16, os.cpu_count() or 1) if workers is None else workers
-    data = ImageLabelDataset(annotations, eval_transform(size, as_uint8=True))
-    loader: DataLoader = DataLoader(data, batch_size=128, num_workers=workers)
-    return torch.cat([images for images, _, _ in loader])
-
-
-@torch.no_grad()
-def keep(ram: RAM, pixels: Tensor, views: int, *, crop: float = 0.5, seed: int = 0, batch: int = 256) -> Kept:
-    """Stems of all images as they are, flipped, and in `views` − 2 random crops."""
-    device = ram.backbone.device
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.bfloat16 if device.type == "cuda" else torch.float32
-    parts: list[list[Streams]] = []
-    for view in range(views):
-        rows = []
-        for chunk in pixels.split(batch):
-            chunk = chunk.to(device)
-            if view > 1:
-                chunk = random_views(chunk, ram.preprocess.size, generator, crop=crop)
-            else:
-                chunk = plain_views(chunk, ram.preprocess.size, flip=view == 1)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                rows.append(ram.region_set.stem(ram.backbone, ram.preprocess.normalise(chunk)))
-        parts.append(rows)
-
-    def stack(get: Callable[[Streams], Tensor | None]) -> Tensor | None:
-        first = get(parts[0][0])
-        if first is None:
-            return None
-        out = torch.empty(views, len(pixels), *first.shape[1:], dtype=half, device=device)
-        for v, rows in enumerate(parts):
-            at = 0
-            for r in rows:
-                t = get(r)
-                assert t is not None
-                out[v, at : at + len(t)] = t
-                at += len(t)
-        return out
-
-    x = stack(lambda s: s.x)
-    assert x is not None
-    taps = [stack(lambda s, i=i: s.taps[i]) for i in range(len(parts[0][0].taps))]  # type: ignore[misc]
-    return Kept(
-        parts[0][0].grid, x, stack(lambda s: s.base), stack(lambda s: s.found), tuple(t for t in taps if t is not None)
-    )
-
-
-def fit(ram: RAM, kept: Kept, targets: Tensor, labels: Sequence[str], config: FitConfig, seed: int) -> dict[str, Any]:
-    """Train the adapters on kept stems; targets (n, N). The weights end as the EMA if there is one."""
-    device = kept.x.device
-    torch.manual_seed(seed)
-    targets = targets.to(device)
-    count, batch = len(kept), min(config.batch_size, len(kept))
-    total = config.epochs * (count // batch)
-    adapters = [p for n, p in ram.named_parameters() if p.requires_grad and "tss" in n]
-    prompts = [p for n, p in ram.named_parameters() if p.requires_grad and "prompts" in n and p.numel()]
-    taus = [ram.tau_global, ram.tau_region]
-    groups = [{"params": adapters, "lr": config.lr}, {"params": taus, "lr": config.lr_tau, "weight_decay": 0.0}]
-    fused = device.type == "cuda"
-    optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=config.weight_decay, fused=fused)
-    ]
-    if prompts and config.lr_prompts:
-        optimisers.append(torch.optim.SGD(prompts, lr=config.lr_prompts, momentum=0.9, fused=fused))
-    warm = max(1, int(config.warmup * total))
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            o, lambda s: min((s + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, s - warm) / max(1, total - warm))))
-        )
-        for o in optimisers
-    ]
-    learning = adapters + prompts + taus
-    mean = [p.detach().clone() for p in learning] if config.ema else []
-    fixed: Labels | None = None
-    if ram.label_set.mode == "none":  # nothing in the label set learns
-        with torch.no_grad():
-            fixed = ram.encode_labels(labels)
-    views = torch.tensor(config.views or range(kept.x.shape[0]), device=device)
-    losses: list[Tensor] = []
-    ram.train()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began, step = time.perf_counter(), 0
-    for _ in range(config.epochs):
-        order = torch.randperm(count, device=device)
-        for b in range(count // batch):
-            rows = order[b * batch : (b + 1) * batch]
-            view = views[torch.randint(len(views), (batch,), device=device)]
-            y = targets[rows]
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                output = ram(kept.pick(view, rows), fixed if fixed is not None else labels, y)
-            loss = ram.loss(output, y, config.loss)
-            loss.backward()
-            if config.clip:
-                nn.utils.clip_grad_norm_(learning, config.clip)
-            for optimiser, schedule in zip(optimisers, schedules, strict=True):
-                optimiser.step()
-                schedule.step()
-                optimiser.zero_grad(set_to_none=True)
-            step += 1
-            if mean:
-                decay = min(config.ema, (1 + step) / (10 + step))
-                torch._foreach_lerp_(mean, [p.detach() for p in learning], 1 - decay)
-            if step % 50 == 0 or step == total:
-                losses.append(loss.detach())
-    if mean:
-        for parameter, value in zip(learning, mean, strict=True):
-            parameter.data.copy_(value)
-    trace = [round(float(v), 4) for v in losses]
-    seconds = time.perf_counter() - began
-    return {
-        "seconds": round(seconds, 2), "images_per_second": round(step * batch / max(seconds, 1e-9)), "loss": trace,
-        "tau": [float(ram.tau_global), float(ram.tau_region)],
-    }  # fmt: skip
-
-
-@torch.inference_mode()
-def collect(ram: RAM, kept: Kept, labels: Sequence[str], *, batch: int = 128) -> Tensor:
-    """s_G, s_R (plan scaled by N) and best region's cosine of every image and label: (n, N, 3), on the CPU."""
-    ram.eval()
-    device = kept.x.device
-    encoded = ram.encode_labels(labels)
-    factor = len(labels) if ram.config.plan_scale == "one" else 1
-    out = []
-    for start in range(0, len(kept), batch):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            o = ram.recognise(ram.trunk(kept.pick(0, slice(start, start + batch))), encoded)
-        out.append(torch.stack([o.image, o.region * factor, o.best], -1).float().cpu())
-    return torch.cat(out)
+__all__ = ["FitConfig", "Kept", "collect", "fit", "keep", "load_pixels", "score_rules"]
 
 
 def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tensor]:
     """Ways to make one score of s_G, s_R (column mass 1) and the best region (n, N, 3): see docs/results.md."""
     g, r, m = features.unbind(-1)
     n = g.shape[1]
+
+    def partial(s: Tensor) -> Tensor:
+        return 50 * s - 0.5 * (50 * s).logsumexp(-1, keepdim=True)
+
     return {
         "global": g,
         "region": r,
@@ -213,4 +28,7 @@ def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tenso
         "g+r+m": g + (r + m) / 2,
         "joint-r": (100 * (g + r) / 2).softmax(-1),
         "joint-m": (100 * (g + m) / 2).softmax(-1),
+        "partial-r": partial(g + r),
+        "partial-m": partial(g + m),
+        "partial-rm": partial(g + (r + m) / 2),
     }

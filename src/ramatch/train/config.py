@@ -143,6 +143,8 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
+    """When the state of the run is saved, and how often over."""
+
     every: int = 0  # steps; 0: at the end of each epoch (and with each evaluation)
     keep: int = 2  # last so many; 0: no checkpoints, such a run cannot be resumed
 
@@ -268,6 +270,8 @@ def _coerce(value: Any, kind: Any, name: str) -> Any:
             return float(value)
         except (TypeError, ValueError):
             raise RamatchError(f"'{name}' must be a number, got {value!r}") from None
+    if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)  # a folder called 7
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         words = {int: "a whole number", bool: "true or false", str: "text", float: "a number"}
         raise RamatchError(f"'{name}' must be {words[kind]}, got {value!r}")

@@ -14,8 +14,8 @@ TIMES = ("time", "seconds", "images_per_s")  # fields that differ between two ru
 
 
 class RunLog:
-    """log.jsonl: one object per line. `position` goes into each checkpoint; `resume` cuts what came after it, so that a
-    resumed run's log reads like that of a run that never stopped."""
+    """log.jsonl: one object per line. `position()` goes into each checkpoint; given back on resume, what came after
+    it is cut, so that a resumed run's log reads like that of a run that never stopped."""
 
     def __init__(self, path: Path, *, position: int | None = None, step: int = 0, tensorboard: bool = True) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
