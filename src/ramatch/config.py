@@ -90,7 +90,13 @@ class RAMConfig:
             raise RamatchError("mask_kernel must be odd, max_iter at least 1, saa_layers at least -1")
         if not 0 <= self.max_weight <= 1:
             raise RamatchError(f"setting 'max_weight' must lie in [0, 1], got {self.max_weight}")
+        for name in ("tau_u", "tau_global"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise RamatchError(f"setting '{name}' must be positive or null, got {value}")
         object.__setattr__(self, "templates", tuple(self.templates))
+        if not self.templates:
+            raise RamatchError("setting 'templates' is empty; give at least one, such as 'A photo of a {}.'")
         for template in self.templates:
             if template.count("{}") != 1:
                 raise RamatchError(f"template '{template}' must contain {{}} exactly once, where the label goes")
@@ -112,7 +118,7 @@ class RAMConfig:
 
 
 PRESETS: dict[str, RAMConfig] = {
-    "ramatch": RAMConfig(tss_init="zero", tss_input="after"),
+    "ramatch": RAMConfig(tss_init="zero", tss_input="after", max_weight=0.5),
     "paper": RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3),
     "reference": RAMConfig(
         saa_layers=-1,

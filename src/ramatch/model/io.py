@@ -26,6 +26,7 @@ from .towers import TowerConfig
 
 FORMAT = "ramatch"
 VERSION = 1
+WORDS = "text.tokens.weight"
 
 
 def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, half: bool = False) -> None:
@@ -53,15 +54,16 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, half:
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path, half: bool) -> None:
     def small(t: Tensor) -> Tensor:
-        return (
-            t.detach()
-            .cpu()
-            .to(torch.float16 if half and t.is_floating_point() and t.ndim > 1 else t.dtype)
-            .contiguous()
-        )
+        return t.to(torch.float16) if half and t.is_floating_point() and t.ndim > 1 else t
 
-    state = {name: small(t) for name, t in tensors.items()}
+    state = {name: small(t.detach()).cpu().contiguous() for name, t in tensors.items()}
     write_atomic(path, lambda p: save_file(state, p, metadata={"format": "pt"}))
+
+
+def quantise(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a table (V, W) as int8 with one scale (V, 1) each: a word embedding keeps its meaning in 8 bits."""
+    scale = table.float().abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
+    return (table.float() / scale).round().to(torch.int8), scale
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -120,12 +122,19 @@ def load_adapters(ram: RAM, tensors: dict[str, Tensor], where: str) -> None:
 
 
 def save_backbone(backbone: Backbone, folder: str | Path, *, half: bool = False) -> None:
-    """Any backbone in our own form: config.json (shapes), model.safetensors (our names), tokenizer.json."""
+    """Any backbone in our own form: config.json (shapes), model-vision and model-text.safetensors (our
+    names), tokenizer.json. `half`: fp16, word embeddings in int8."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if backbone.tokenizer is not None:
         backbone.tokenizer.save(folder)
-    _save_tensors(backbone.state_dict(), folder / "model.safetensors", half)
+    state = dict(backbone.state_dict())
+    if half and WORDS in state:
+        state[f"{WORDS}.int8"], state[f"{WORDS}.scale"] = quantise(state.pop(WORDS))
+    for tower in ("vis", "text"):  # one file per tower: hosts and mirrors dislike large files
+        part = {name: t for name, t in state.items() if name.startswith(tower)}
+        if part:
+            _save_tensors(part, folder / f"model-{'vision' if tower == 'vis' else tower}.safetensors", half)
     config = {
         "format": "ramatch-backbone",
         "version": VERSION,
@@ -161,6 +170,8 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
         tensors |= read_tensors(part)
+    if f"{WORDS}.int8" in tensors:
+        tensors[WORDS] = tensors.pop(f"{WORDS}.int8").float() * tensors.pop(f"{WORDS}.scale")
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

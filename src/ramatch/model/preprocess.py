@@ -33,9 +33,6 @@ class Preprocess:
         """RGB image → uint8 (3, height, width)."""
         height, width = self.size
         if image.size != (width, height):
-            # draft() lets libjpeg decode at a fraction of the size: several times faster on photographs
-            if getattr(image, "format", None) == "JPEG":
-                image.draft("RGB", (2 * width, 2 * height))
             image = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 

@@ -1,0 +1,37 @@
+# Two commands set up everything: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT := demo-out
+
+.PHONY: demo test lint types install clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q -e '.[all]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install -q -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed  ## tag the bundled photographs with the bundled model and write a page
+	mkdir -p $(OUT)
+	$(BIN)/ramatch tag "$$($(BIN)/python -c 'import ramatch.assets as a; print(a.photo_paths()[0].parent)')" --vocabulary everyday --top 8 --report $(OUT)/report.html
+	@echo "open $(OUT)/report.html"
+
+test: $(VENV)/.installed-dev lint types  ## linter, type checker, tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
