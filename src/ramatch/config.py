@@ -26,6 +26,7 @@ CHOICES = {
     "plan_scale": ("labels", "one"),
     "score": ("softmax", "cosine", "joint", "partial"),
     "pixels": ("backbone", "half"),
+    "pooled": ("frozen", "adapted"),
 }
 
 
@@ -47,6 +48,9 @@ class RAMConfig:
     mask_conv: str = "depthwise"
     mask_kernel: int = 3
     visual_prompts: int = 8
+    pooled: str = (
+        "frozen"  # which regions join the global feature of a backbone that pools them: the tower's or the adapted
+    )
     pixels: str = "backbone"  # normalisation: the backbone's own, or mean = std = 0.5
     # Label set (Section 4.1)
     templates: tuple[str, ...] = ("A photo of a {}.",)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
-    """Call `write` on a temporary file beside `path`, flush it to disk, then rename it into place."""
-    path = Path(path)
+    """Call `write` on a temporary file beside `path`, flush it to disk, then rename it into place.
+
+    A link is followed; a pipe or device (`/dev/stdout`) is written to as it is, because it must not be replaced.
+    """
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        write(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
     try:
+        # made here and not by `write`, so that the user's umask counts and a name in use is an error
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         write(temporary)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -35,7 +43,10 @@ def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    write_atomic(path, lambda p: p.write_text(text, encoding="utf-8") and None)
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomic(path, write)
 
 
 def write_json(path: str | Path, value: Any) -> None:

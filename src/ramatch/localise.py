@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from .data import read_annotations
+from .data.annotations import Box, Record
 from .errors import RamatchError
 from .evaluate.localise import Localisation, Truth
 from .recognizer import Recognizer
+from .train.assemble import find_data
 
 
 def localise(
@@ -24,11 +28,10 @@ def localise(
     batch_size: int = 32,
     progress: bool = False,
 ) -> Localisation:
-    """Maps of the labels present in each image against their boxes; crowds and images without boxes are left out."""
-    import numpy as np
-
-    annotations = read_annotations(data, split=split, images_root=images_root)
-    chosen = [r for r in annotations.records if r.boxes and any(not b.crowd for b in r.boxes)]
+    """Maps of the labels present in each image against their boxes; crowds, boxes without an area (COCO has some) and
+    images without any other box are left out."""
+    annotations = read_annotations(find_data(data), split=split, images_root=images_root)
+    chosen = [r for r in annotations.records if _boxes(r)]
     if not chosen:
         raise RamatchError(f"{data}: no image has boxes; localisation needs COCO instances or VOC annotations")
     recognizer = Recognizer.from_pretrained(
@@ -43,10 +46,9 @@ def localise(
             records, images, recognizer.predict(images, maps=True, matcher=matcher), strict=True
         ):
             size = record.size or image.size
-            labels = list(dict.fromkeys(b.label for b in record.boxes if not b.crowd))
+            labels = list(dict.fromkeys(b.label for b in _boxes(record)))
             truths = [
-                Truth(size, boxes=np.array([b.corners for b in record.boxes if b.label == label and not b.crowd]))
-                for label in labels
+                Truth(size, boxes=np.array([b.corners for b in _boxes(record) if b.label == label])) for label in labels
             ]
             total.add(labels, np.stack([prediction.heatmap(label) for label in labels]), truths)
         if progress:
@@ -54,3 +56,7 @@ def localise(
     if progress:
         print(file=sys.stderr)
     return total
+
+
+def _boxes(record: Record) -> list[Box]:
+    return [b for b in record.boxes if not b.crowd and b.corners[0] < b.corners[2] and b.corners[1] < b.corners[3]]

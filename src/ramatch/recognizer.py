@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .config import PRESETS, RAMConfig
+from .config import RAMConfig
+from .config import preset as named_preset
 from .data.images import ImageError, load_image
 from .errors import RamatchError
 from .evaluate.calibration import Calibrator
@@ -31,7 +34,7 @@ from .results import Prediction
 Vocabulary = Labels
 Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
 BUNDLED = ("ramatch-mini",)
-SINGLE = (str, Path, bytes, bytearray)
+SINGLE = (str, os.PathLike, bytes, bytearray, memoryview)
 
 
 def bundled_model(name: str) -> Path | None:
@@ -41,7 +44,7 @@ def bundled_model(name: str) -> Path | None:
 
 
 class Recognizer:
-    """Open-vocabulary multi-label recognition.
+    """Open-vocabulary multi-label recognition. One object serves one thread at a time.
 
     >>> recognizer = Recognizer.from_pretrained("ramatch-mini")
     >>> recognizer.set_vocabulary(["dog", "umbrella", "kite"])
@@ -68,12 +71,16 @@ class Recognizer:
         image_size: int | tuple[int, int] | None = None,
         cache: int = 64,
     ) -> Recognizer:
-        """From a bundled model's name, a folder written by `save_pretrained`, or any CLIP (hub id, folder, state dict).
+        """From a bundled model's name, a folder written by `save_pretrained` (or the run folder around it), or any CLIP
+        (hub id, folder, state dict).
 
-        A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` sets how.
+        A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and `image_size`
+        set how. `dtype` of the frozen part: by default bfloat16 on a GPU, float32 elsewhere.
         """
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        folder = bundled_model(str(name)) or Path(name)
+        device = _device(device)
+        folder = bundled_model(str(name)) or Path(name).expanduser()
+        if is_model_folder(folder / "model"):  # a training run
+            folder = folder / "model"
         calibrator = None
         if is_model_folder(folder):
             ram = load_ram(folder, backbone=backbone, label_features=label_features)
@@ -82,8 +89,9 @@ class Recognizer:
         elif str(name) in BUNDLED:
             raise RamatchError(f"the model '{name}' is missing from this installation; reinstall ramatch")
         else:
-            own = Backbone.from_pretrained(str(name), image_size=image_size, label_features=label_features)
-            ram = RAM(own, zero_shot(PRESETS[preset] if isinstance(preset, str) else preset, own))
+            where = str(folder) if folder.exists() else str(name)
+            own = Backbone.from_pretrained(where, image_size=image_size, label_features=label_features)
+            ram = RAM(own, zero_shot(named_preset(preset) if isinstance(preset, str) else preset, own))
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         ram.to(device)
         ram.backbone.to(dtype)
@@ -106,6 +114,7 @@ class Recognizer:
 
     @property
     def calibrated(self) -> bool:
+        """Whether probabilities are calibrated: each label's own. Otherwise they are relative to the vocabulary."""
         return self.calibrator is not None
 
     def set_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> None:
@@ -127,9 +136,15 @@ class Recognizer:
             label_set.config = kept
 
     @overload
-    def predict(self, images: list | tuple, **options: Any) -> list[Prediction]: ...
+    def predict(
+        self, images: list | tuple, *, vocabulary: Vocabulary | None = ..., matcher: str | None = ..., maps: bool = ...,
+        plan: bool = ..., batch_size: int = ...,
+    ) -> list[Prediction]: ...  # fmt: skip
     @overload
-    def predict(self, images: Any, **options: Any) -> Any: ...
+    def predict(
+        self, images: Any, *, vocabulary: Vocabulary | None = ..., matcher: str | None = ..., maps: bool = ...,
+        plan: bool = ..., batch_size: int = ...,
+    ) -> Any: ...  # fmt: skip
 
     @torch.inference_mode()
     def predict(
@@ -146,12 +161,18 @@ class Recognizer:
 
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
         `maps` (or `plan`) keeps what heat maps and pictures need.
+
+        `Prediction.calibrated` says which kind of probabilities one has. Calibrated: one number per label, whatever else
+        was asked for; 0.5 means even odds. Not calibrated: the paper's score, the mean of two softmaxes over the
+        vocabulary; it sums to 1, so it only compares the labels of this vocabulary (a single label always gets 1).
         """
         vocabulary = vocabulary or self.vocabulary
         if vocabulary is None:
             raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
         if matcher is not None and matcher not in MATCHERS:
             raise RamatchError(f"unknown matcher '{matcher}'; known: {', '.join(MATCHERS)}")
+        if batch_size < 1:
+            raise RamatchError(f"batch_size must be at least 1, got {batch_size}")
         if is_single(images):
             return self.predict([images], vocabulary=vocabulary, matcher=matcher, maps=maps, plan=plan)[0]
         out: list[Prediction] = []
@@ -188,23 +209,25 @@ class Recognizer:
     def _load(self, image: Any) -> Loaded:
         """Pixels uint8 (3, H, W), the source's name, the original (width, height)."""
         picture = load_image(image)
-        source = str(image) if isinstance(image, (str, Path)) else getattr(image, "name", None)
-        return self.ram.preprocess.resize(picture), source, picture.size
+        return self.ram.preprocess.resize(picture), _source(image), picture.size
 
     def _trunk(self, pixels: list[Tensor]) -> Trunk:
         """Trunks of a batch, from the cache where the same pixels were seen before."""
         if not self._cache:
             return self.ram.trunk(self._normalised(torch.stack(pixels)))
         keys = [_key(p) for p in pixels]
-        fresh = [i for i, key in enumerate(keys) if key not in self._trunks]
-        found: dict[str, Trunk] = {}
-        if fresh:
-            new = self.ram.trunk(self._normalised(torch.stack([pixels[i] for i in fresh])))
-            if len(fresh) == len(keys) and len(set(keys)) == len(keys):  # the usual case: nothing to put together
-                self._keep({keys[i]: new[j : j + 1] for j, i in enumerate(fresh)})
-                return new
-            found = {keys[i]: new[j : j + 1] for j, i in enumerate(fresh)}
-        batch = Trunk.cat([found.get(key) or self._trunks[key] for key in keys])
+        fresh = {key: p for key, p in zip(keys, pixels, strict=True) if key not in self._trunks}
+        for key in keys:
+            if key in self._trunks:
+                self._trunks.move_to_end(key)  # the least recently used goes first
+        if not fresh:
+            return Trunk.cat([self._trunks[key] for key in keys])
+        new = self.ram.trunk(self._normalised(torch.stack(list(fresh.values()))))
+        found = {key: new[i : i + 1] for i, key in enumerate(fresh)}
+        if list(fresh) == keys:  # the usual case: nothing to put together
+            batch = new
+        else:
+            batch = Trunk.cat([found[key] if key in found else self._trunks[key] for key in keys])
         self._keep(found)
         return batch
 
@@ -220,21 +243,25 @@ class Recognizer:
     def _normalised(self, pixels: Tensor) -> Tensor:
         return self.ram.preprocess.normalise(pixels.to(self.device)).to(self.ram.backbone.dtype)
 
+    def _relative(self, output: Output) -> Tensor:
+        """The paper's normalised mean ½ (softmax(s_G / τ_G) + softmax(s_R / τ_R)) over the vocabulary, (B, N)."""
+        region, image = output.region / self.ram.tau_region, output.image / self.ram.tau_global
+        return (region.softmax(-1) + image.softmax(-1)) / 2
+
     def _predictions(
         self,
         output: Output,
         vocabulary: Vocabulary,
-        loaded: list[tuple[Tensor, str | None, tuple[int, int]]],
+        loaded: list[Loaded],
         maps: bool,
     ) -> list[Prediction]:
-        scores = self.ram.score(output)
         if self.calibrator is not None:
             features = torch.stack([output.image, output.region, output.best], dim=-1).cpu()
             probabilities = np.asarray(self.calibrator(features, vocabulary.names))
             ranking = probabilities
         else:
-            probabilities = scores.float().clamp(0, 1).cpu().numpy()
-            ranking = scores.float().cpu().numpy()
+            probabilities = self._relative(output).float().cpu().numpy()
+            ranking = self.ram.score(output).float().cpu().numpy()
         plan = (output.match.plan / output.mass).float().cpu().numpy() if maps else None
         similarities = output.sim.float().cpu().numpy() if maps else None
         marginal = output.match.marginal.float().cpu().numpy() if maps else None
@@ -303,11 +330,11 @@ def predict_files(
             for path in islice(waiting, 2 * batch_size):
                 ahead.append(pool.submit(decode, path))
             while ahead:
-                batch = []
+                batch: list[Loaded] = []
                 while ahead and len(batch) < batch_size:
                     item = ahead.popleft().result()
-                    if (path := next(waiting, None)) is not None:
-                        ahead.append(pool.submit(decode, path))
+                    if (following := next(waiting, None)) is not None:
+                        ahead.append(pool.submit(decode, following))
                     bar.update()
                     if isinstance(item, ImageError):
                         assert failed is not None
@@ -333,7 +360,24 @@ def _chunks(items: Iterable, size: int) -> Iterable[list]:
         yield chunk
 
 
-def _key(pixels: Tensor) -> str:
-    import hashlib
+def _device(name: str | torch.device | None) -> torch.device:
+    """The device asked for, or CUDA where there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise RamatchError(f"there is no device '{name}'; use cpu, cuda, cuda:1, …") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RamatchError("device 'cuda' was asked for, but torch sees no CUDA GPU; use cpu")
+    return device
 
+
+def _source(image: Any) -> str | None:
+    """What to call this image: its path, or the name a file object or PIL image carries."""
+    if isinstance(image, (str, os.PathLike)):
+        return str(image)
+    name = getattr(image, "filename", None) or getattr(image, "name", None)
+    return name if isinstance(name, str) and name else None
+
+
+def _key(pixels: Tensor) -> str:
     return hashlib.blake2b(pixels.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()

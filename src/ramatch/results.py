@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,10 @@ class Tag(NamedTuple):
 class Prediction:
     """One image's answer for every label of the vocabulary.
 
-    labels N names; probabilities (N,) in [0, 1], independent per label; scores (N,) raw, for ranking; grid rows and columns
-    of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps were asked for; plan columns sum to 1.
+    labels: N names. scores (N,): for ranking. probabilities (N,) in [0, 1]; `calibrated` says of which kind: calibrated ones
+    answer "is it there?" for each label by itself, others share out one certainty among the labels of the vocabulary and
+    so sum to 1. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps
+    were asked for; each column of the plan sums to 1. source: the file's name; size: (width, height) of the image.
     """
 
     labels: tuple[str, ...]
@@ -78,16 +81,22 @@ class Prediction:
         heat = weights / max(float(weights.max()), 1e-12)
         if size is None:
             return heat
-        picture = Image.fromarray(heat, mode="F").resize(size, Image.Resampling.BICUBIC)
+        picture = Image.fromarray(heat).resize(size, Image.Resampling.BICUBIC)
         return np.clip(np.asarray(picture), 0, 1)
 
-    def plot(self, image: Any, path: str | None = None, *, top: int = 8) -> Any:
-        """The best labels' maps over the image as a matplotlib figure, also written to `path` if given."""
-        from .explain import label_pictures
+    def plot(self, image: Any = None, path: str | Path | None = None, *, top: int = 8) -> Any:
+        """The best labels' maps over the image as a matplotlib figure, also written to `path` (PNG, SVG, PDF) if given.
 
-        figure = label_pictures(self, image, top=top)
+        `image`: anything `predict` takes; by default the file this prediction was made from.
+        """
+        from .data.images import load_image
+        from .explain import label_pictures, save
+
+        if image is None and self.source is None:
+            raise RamatchError("this prediction does not know its image; give it: plot(image)")
+        figure = label_pictures(self, load_image(self.source if image is None else image), top=top)
         if path is not None:
-            figure.savefig(path)
+            save(figure, path)
         return figure
 
     def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:

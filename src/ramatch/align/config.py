@@ -40,5 +40,9 @@ class AlignConfig:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 2 or self.views < 1 or self.vision_layers < 0:
             raise RamatchError("epochs and views must be at least 1, batch_size at least 2, vision_layers not negative")
-        if not 0 < self.crop <= 1 or not 0 <= self.average < 1:
-            raise RamatchError("crop must lie in (0, 1], average in [0, 1)")
+        if not 0 < self.crop <= 1 or not 0 <= self.average < 1 or not 0 <= self.tag_across <= 1:
+            raise RamatchError("crop must lie in (0, 1], average in [0, 1), tag_across in [0, 1]")
+        if self.beta <= 0 or self.min_images < 1 or self.max_tags < 1 or self.dim < 1:
+            raise RamatchError("beta must be positive, min_images, max_tags and dim at least 1")
+        if self.global_pool not in ("cls", "cls+mean"):
+            raise RamatchError(f"global_pool must be 'cls' or 'cls+mean', got '{self.global_pool}'")

@@ -7,11 +7,10 @@ below in the vision tower is computed once for a few augmented views and kept on
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,10 @@ class _Student(nn.Module):
         super().__init__()
         self.backbone, self.config = backbone, config
         self.start = len(backbone.vision.blocks) - config.vision_layers
-        self.saa_start = len(backbone.vision.blocks) - config.saa_layers
+        if self.start < 0:
+            raise RamatchError(
+                f"vision_layers is {config.vision_layers}, but the vision tower has {len(backbone.vision.blocks)} layers"
+            )
         self.ladder = RegionSet(
             backbone, RAMConfig(tss=False, visual_prompts=0, adapted_layers=0, saa_layers=config.saa_layers)
         )
@@ -117,6 +119,8 @@ def align(
         raise RamatchError(
             f"{len(images)} images and {len(captions)} lists of captions: they must be as many, and at least 2"
         )
+    if any(not texts for texts in captions):
+        raise RamatchError("an image has no caption; leave it out")
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(config.seed)
     backbone = join_towers(
@@ -131,7 +135,8 @@ def align(
     began = time.perf_counter()
     log = _train(student, kept, words, config, on_log)
     backbone.requires_grad_(False)
-    backbone.logit_scale = float(student.log_scales.detach()[2:].mean().exp().clamp(max=200))
+    scales = student.log_scales.detach()[2:] if config.tag_weight else student.log_scales.detach()[:2]
+    backbone.logit_scale = float(scales.mean().exp().clamp(max=200))
     result = AlignResult(backbone.eval(), tags.names, log, time.perf_counter() - began)
     if out is not None:
         save_backbone(backbone, out)
@@ -225,6 +230,8 @@ def _train(
         lambda s: min((s + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, s - warm) / max(1, total - warm)))),
     )
     learning = [p for p in student.parameters() if p.requires_grad]
+    captions, tags = config.caption_weight, config.tag_weight
+    weights = torch.tensor([captions, captions, tags, tags], device=device)
     mean = _Mean(learning, int(total * (1 - config.average))) if config.average else None
     log: list[dict[str, Any]] = []
     student.train()
@@ -237,8 +244,7 @@ def _train(
             view = torch.randint(len(kept.x), (len(rows),), device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 losses = _losses(student, kept, words, rows, view, config)
-            weights = torch.tensor([config.caption_weight, config.caption_weight, config.tag_weight, config.tag_weight])
-            (losses * weights.to(device)).sum().backward()
+            (losses * weights).sum().backward()
             nn.utils.clip_grad_norm_(learning, config.clip)
             optimiser.step()
             schedule.step()
@@ -307,8 +313,3 @@ class _Mean:
     def copy_to(self, parameters: list[nn.Parameter]) -> None:
         for parameter, value in zip(parameters, self.sums, strict=True):
             parameter.data.copy_(value)
-
-
-def settings(config: AlignConfig) -> dict[str, Any]:
-    """The settings as plain data, to be written beside the model."""
-    return copy.deepcopy(asdict(config))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,23 +24,50 @@ from .retrieval import retrieval, stable_order
 
 
 class _Pixels(Dataset):
-    """Decoded and resized images of caption records, uint8 (3, size, size)."""
+    """Decoded and resized images of records, uint8 (3, H, W); of an unreadable one the reason."""
 
-    def __init__(self, records: Sequence[Any], size: int) -> None:
+    def __init__(self, records: Sequence[Any], size: tuple[int, int]) -> None:
         self.records, self.size = records, size
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, i: int) -> Tensor:
-        image = self.records[i].load().resize((self.size, self.size), resample=3)
+    def __getitem__(self, i: int) -> Tensor | str:
+        try:
+            picture = self.records[i].load()
+        except RamatchError as error:
+            return str(error)  # as a value: a worker's exception would bring its whole traceback
+        image = picture.resize(self.size[::-1], Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def load_pixels(records: Sequence[Any], size: int) -> Tensor:
-    """All images in memory: uint8 (n, 3, size, size)."""
-    workers = min(16, os.cpu_count() or 1)
-    return torch.cat(list(DataLoader(_Pixels(records, size), batch_size=128, num_workers=workers)))
+def _collate(items: list[Tensor | str]) -> Tensor | str:
+    wrong = next((item for item in items if isinstance(item, str)), None)
+    return torch.stack(items) if wrong is None else wrong  # type: ignore[arg-type]
+
+
+def load_pixels(records: Sequence[Any], size: int | tuple[int, int]) -> Tensor:
+    """All images of caption or label records in memory: uint8 (n, 3, H, W), size = (height, width) or one side."""
+    height, width = (size, size) if isinstance(size, int) else size
+    # a few images are decoded sooner than worker processes start
+    workers = min(16, os.cpu_count() or 1) if len(records) > 256 else 0
+    data = _Pixels(records, (height, width))
+    out = torch.empty(len(records), 3, height, width, dtype=torch.uint8)
+    start = 0
+    for batch in DataLoader(data, batch_size=128, num_workers=workers, collate_fn=_collate):
+        if isinstance(batch, str):
+            raise RamatchError(f"{batch}; take it out of the data and run again")
+        out[start : start + len(batch)] = batch
+        start += len(batch)
+    return out
+
+
+def new_folder(path: str | Path) -> Path:
+    """A folder to write to, which must not hold anything yet."""
+    path = Path(path).expanduser()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RamatchError(f"{path} exists and is not an empty folder; choose a new one")
+    return path
 
 
 def settings_from(overrides: Sequence[str]) -> AlignConfig:
@@ -76,17 +104,17 @@ def align_folder(
     `test` images (chosen by their names alone, so that every run holds out the same) are kept from training and used
     for retrieval.
     """
-    out = Path(out)
-    if out.exists() and any(out.iterdir()):
-        raise RamatchError(f"{out} exists and is not empty; choose a new folder")
+    out = new_folder(out)
     config = config or settings_from(overrides)
     data = read_captions(captions, images_roots)
-    records = [r for r in data.records if r.image is not None]
-    order = stable_order([r.key for r in records], "test")
-    held, train = [records[i] for i in order[:test]], [records[i] for i in sorted(order[test:])]
+    if not 0 <= test <= len(data) - 2:
+        raise RamatchError(f"cannot hold out {test} of {len(data)} images: at least 2 must be left to train on")
+    order = stable_order([r.key for r in data], "test")
+    held, train = [data.records[i] for i in order[:test]], [data.records[i] for i in sorted(order[test:])]
     pixels = load_pixels(train, config.image_size)
     result = align(vision, text, pixels, [r.captions for r in train], config, device=device, on_log=on_log)
     report: dict[str, Any] = {
+        "data": data.summary.to_dict(),
         "images": len(train),
         "tags": len(result.tags),
         "seconds": round(result.seconds, 1),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from ..model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ..model.ram import RAM, Labels
 from ..model.tokenizer import Tokenizer
 from ..model.towers import TowerConfig
+from ._measure import Row, seconds_per_call
 
 CLIP_VISION = TowerConfig(768, 12, 12, 3072, patch=16, image=224, stem_norm=True)
 CLIP_TEXT = TowerConfig(512, 12, 8, 2048, vocab=49408, context=77, causal=True)
@@ -98,3 +102,48 @@ def random_labels(count: int, dim: int, device: torch.device) -> Labels:
 def random_images(batch: int, size: Sequence[int], device: torch.device, sets: int = 2) -> list[Tensor]:
     """Several batches of uint8 noise (B, 3, H, W), to be used in turn so that no cache holds them."""
     return [torch.randint(0, 256, (batch, 3, *size), dtype=torch.uint8, device=device) for _ in range(sets)]
+
+
+@dataclass
+class Bench:
+    """What lines share: sizes, and rates that later lines compare with."""
+
+    device: torch.device
+    size: str = "clip-b16"
+    batches: tuple[int, int] = (32, 512)
+    train_batches: tuple[int, int] = (32, 256)
+    labels: int = 1006
+    many_labels: int = 20_000
+    train_labels: int = 925
+    new_labels: int = 1000
+    budget: float = 1.0  # seconds a measurement may take
+    compiled: bool = False  # also measure plain CLIP under torch.compile (takes a minute to compile)
+    model: str | None = None  # for the lines that start `ramatch tag`; None: the bundled one if it is there
+    rates: dict[Any, float] = field(default_factory=dict)
+
+    @property
+    def dim(self) -> int:
+        return SIZES[self.size][2]
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        side = SIZES[self.size][0].image
+        return side, side
+
+    @property
+    def half(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def rate(self, call: Callable[[], object], images: int) -> float:
+        """Images per second."""
+        return images / seconds_per_call(call, self.device, budget=self.budget)
+
+    def images(self, batch: int) -> Iterator[Tensor]:
+        """Batches of uint8 images without end, two in turn."""
+        return itertools.cycle(random_images(batch, self.pixels, self.device))
+
+    def vocabulary(self, count: int | None = None) -> Labels:
+        return random_labels(count or self.labels, self.dim, self.device)
+
+
+Line = Callable[[Bench], Iterator[Row]]

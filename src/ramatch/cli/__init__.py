@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .. import __version__
 from ..errors import RamatchError
@@ -18,11 +19,18 @@ EXAMPLES = """examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of all options first; `--help` has them."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> Parser:
     """All verbs; their arguments live beside their code in this package."""
     from . import bench, data, explain, models, serve, tag, train
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ramatch",
         description="Recover and Match: which of these labels are in this image, how sure, and where.",
         epilog=EXAMPLES,
@@ -36,24 +44,43 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Arguments of a verb. `name=value` may stand anywhere, also after options, which argparse alone would refuse."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    changes = [word for word in rest if "=" in word and not word.startswith("-")]
+    if changes != rest or (rest and not hasattr(arguments, "overrides")):
+        wrong = next((word for word in rest if word not in changes), rest[0])
+        parser.error(f"'{arguments.verb}' does not know '{wrong}'")
+    if changes:
+        arguments.overrides += changes
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done; 1: done, but something could not be read (or data problems were found); 2: bad input."""
-    arguments = build_parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets a stand-in, not a crash
+            stream.reconfigure(errors="replace")
+    arguments = parse(argv)
     try:
-        return arguments.run(arguments) or 0
-    except RamatchError as error:
-        if arguments.debug:
-            raise
-        print(f"ramatch: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("ramatch: stopped", file=sys.stderr)
-        return 130
+        code = arguments.run(arguments) or 0
+        sys.stdout.flush()  # here, where a reader that went away is understood
+        return code
     except BrokenPipeError:  # the reader (head, less) went away: not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
+    except KeyboardInterrupt:
+        print("ramatch: stopped", file=sys.stderr)
+        return 130
+    except (RamatchError, OSError) as error:
         if arguments.debug:
             raise
-        print(f"ramatch: error: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        print(f"ramatch: error: {_message(error)}", file=sys.stderr)
         return 2
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ._shared import add_labels, add_model, labels_of, load_recognizer
+from ._shared import add_labels, add_model, count, labels_of, load_recognizer, split
 
 
 def add_verbs(verbs: Any) -> None:
@@ -23,7 +23,7 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument(
         "--truth", metavar="A,B", help="labels known to be there: they are marked instead of the top ones"
     )
-    parser.add_argument("--top", type=int, default=8, metavar="K", help="labels with a map of their own (default: 8)")
+    parser.add_argument("--top", type=count, default=8, metavar="K", help="labels with a map of their own (default: 8)")
     parser.add_argument(
         "--matchers",
         default="reweight,ot,kcot",
@@ -40,11 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     labels = labels_of(arguments)
     image = load_image(arguments.image)
     recognizer = load_recognizer(arguments)
-    truth = [t.strip() for t in arguments.truth.split(",")] if arguments.truth else None
+    truth = split(arguments.truth) if arguments.truth else None
     recognizer.set_vocabulary(list(dict.fromkeys([*labels, *(truth or [])])))
     prediction = recognizer.predict(arguments.image, maps=True)
-    names = [m.strip() for m in arguments.matchers.split(",") if m.strip()]
-    matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in names}
+    matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in split(arguments.matchers)}
     out = Path(arguments.out or f"{Path(arguments.image).stem}-explained.png")
     save_explanation(
         prediction,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..errors import RamatchError
     from ..model.authors import import_authors
 
-    import_authors(Path(arguments.checkpoint), Path(arguments.out))
-    print(arguments.out)
+    out = Path(arguments.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RamatchError(f"{out} exists and is not an empty folder; choose a new one")
+    for note in import_authors(Path(arguments.checkpoint), out):
+        print(f"ramatch: note: {note}", file=sys.stderr)
+    print(out)
     return 0

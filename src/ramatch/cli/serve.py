@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from ._shared import add_model
+from ._shared import add_model, count
 
 
 def add_verbs(verbs: Any) -> None:
@@ -19,9 +19,9 @@ def add_verbs(verbs: Any) -> None:
     add_model(parser)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--queue", type=int, metavar="N", help="requests that may wait; more are answered 429")
+    parser.add_argument("--queue", type=count, metavar="N", help="requests that may wait; more are answered 429")
     parser.add_argument("--window-ms", type=float, metavar="T", help="how long a batch waits for company")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="most images in one pass")
+    parser.add_argument("--batch-size", type=count, metavar="N", help="most images in one pass")
     parser.add_argument("--cors", action="append", metavar="ORIGIN", help="allow pages of this origin; may be repeated")
     parser.set_defaults(run=run)
 
@@ -40,6 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     settings = ServeSettings(**{name: value for name, value in wanted.items() if value is not None})
     serve(
         arguments.model, host=arguments.host, port=arguments.port, settings=settings, device=arguments.device,
-        label_features=arguments.label_features,
+        label_features=arguments.label_features, backbone=arguments.backbone,
     )  # fmt: skip
     return 0

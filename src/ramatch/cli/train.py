@@ -1,4 +1,4 @@
-"""ramatch train, eval, calibrate, align."""
+"""ramatch train, eval, calibrate, align, adapt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ._shared import add_model
+from ._shared import MATCHERS, add_device, add_model, count
 
 
 def add_verbs(verbs: Any) -> None:
@@ -24,7 +24,7 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--model", metavar="M", help="backbone (model.backbone)")
     parser.add_argument("--label-features", metavar="F", help="fixed label features (model.label_features)")
     parser.add_argument("--out", metavar="DIR", help="run folder (output)")
-    parser.add_argument("--device", metavar="D")
+    add_device(parser)
     parser.add_argument("--resume", metavar="auto|F", help="go on from the newest good checkpoint, or from a file")
     parser.add_argument("overrides", nargs="*", metavar="name=value")
     parser.set_defaults(run=run_train)
@@ -41,10 +41,10 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--seen", metavar="F", help="seen labels, a text file")
     parser.add_argument("--unseen", metavar="F", help="unseen labels, a text file")
     parser.add_argument("--preset", default="ramatch", help="for a plain CLIP: ramatch, paper or reference")
-    parser.add_argument("--matcher", choices=("kcot", "ot", "bipartite", "average", "reweight"))
+    parser.add_argument("--matcher", choices=MATCHERS, help="instead of the model's own")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"))
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-size", type=count, default=64, metavar="N")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that decode images; 0: none")
     parser.add_argument(
         "--all-scores", action="store_true", help="also the parts: global feature alone, regions, best region"
     )
@@ -57,10 +57,12 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="model folder or run folder")
     parser.add_argument("--data", required=True, metavar="D")
     parser.add_argument("--split", metavar="S", help="which part to fit on (default: held-out images)")
+    parser.add_argument("--images-root", metavar="DIR")
     parser.add_argument("--label-features", metavar="F")
+    parser.add_argument("--backbone", metavar="B", help="where the adapter's backbone lies, if not where it says")
     parser.add_argument("--per-label", action="store_true", help="also a bias for each label met in fitting")
-    parser.add_argument("--device", metavar="D")
-    parser.add_argument("--workers", type=int, default=2)
+    add_device(parser)
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that decode images; 0: none")
     parser.set_defaults(run=run_calibrate)
 
     parser = verbs.add_parser(
@@ -76,9 +78,39 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument(
         "--test", type=int, default=0, metavar="N", help="hold out N images and report retrieval on them"
     )
-    parser.add_argument("--device", metavar="D")
+    add_device(parser)
     parser.add_argument("overrides", nargs="*", metavar="name=value", help="settings of the alignment, e.g. epochs=10")
     parser.set_defaults(run=run_align)
+
+    parser = verbs.add_parser(
+        "adapt",
+        help="train RAM on captions and labels together, for a broad vocabulary",
+        description="Train the adapters on tags mined from captions together with labelled images, and write a model folder "
+        "that stands alone. What a source does not tell about an image is left out of the loss.",
+        epilog="example: ramatch adapt --backbone aligned --captions captions.json --data coco-ov --out mini epochs=4 lr=1e-4",
+    )
+    parser.add_argument("--backbone", required=True, metavar="B", help="folder, hub id or bundled model")
+    parser.add_argument("--captions", required=True, metavar="C", help="captions file or folder")
+    parser.add_argument("--images-root", action="append", metavar="DIR", help="where the images lie; may be repeated")
+    parser.add_argument("--data", required=True, metavar="D", help="labelled images: folder or annotation file")
+    parser.add_argument(
+        "--split", default="train", metavar="S", help="where the data has several (default: %(default)s)"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="new model folder")
+    parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
+    parser.add_argument("--preset", default="ramatch", help="ramatch, paper or reference (default: %(default)s)")
+    parser.add_argument("--views", type=count, default=3, metavar="N", help="of each image (default: %(default)s)")
+    parser.add_argument("--max-tags", type=count, default=1500, metavar="N")
+    parser.add_argument("--min-images", type=count, default=12, metavar="N", help="a tag must occur in so many")
+    parser.add_argument(
+        "--background", metavar="V", help="labels that always compete in matching: a bundled vocabulary or a text file"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    add_device(parser)
+    parser.add_argument(
+        "overrides", nargs="*", metavar="name=value", help="fields of the training (epochs, lr, …) and of RAM (tss, …)"
+    )
+    parser.set_defaults(run=run_adapt)
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -121,7 +153,10 @@ def run_eval(arguments: argparse.Namespace) -> int:
         title = f"{arguments.protocol.upper()} {'' if name == 'model' else name}".strip()
         print(report.to_table(name=title, markdown=arguments.markdown))
     if arguments.json:
-        write_json(arguments.json, reports["model"].to_dict())
+        found = reports["model"].to_dict()
+        if arguments.all_scores:
+            found["scores"] = {name: report.values for name, report in reports.items()}
+        write_json(arguments.json, found)
     return 0
 
 
@@ -145,7 +180,8 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     from ..train import calibrate
 
     result = calibrate(
-        arguments.model, arguments.data, split=arguments.split, label_features=arguments.label_features,
+        arguments.model, arguments.data, split=arguments.split, images_root=arguments.images_root,
+        label_features=arguments.label_features, backbone=arguments.backbone,
         settings=CalibrationSettings(per_label=arguments.per_label), device=arguments.device, workers=arguments.workers,
         progress=sys.stderr.isatty(),
     )  # fmt: skip
@@ -162,4 +198,26 @@ def run_align(arguments: argparse.Namespace) -> int:
         on_log=lambda entry: print(json.dumps(entry), file=sys.stderr),
     )  # fmt: skip
     print(json.dumps(found, indent=1, ensure_ascii=False))
+    return 0
+
+
+def run_adapt(arguments: argparse.Namespace) -> int:
+    from ..assets import parse_labels, vocabulary, vocabulary_names
+    from ..data import read_classes
+    from ..train.adapt import adapt_folder, settings_from
+
+    fit, ram = settings_from(arguments.overrides, arguments.preset)
+    background: list[str] = []
+    if arguments.background is not None:
+        bundled = arguments.background in vocabulary_names()
+        background = vocabulary(arguments.background) if bundled else parse_labels(read_classes(arguments.background))
+    report = adapt_folder(
+        arguments.backbone, arguments.captions, arguments.data, arguments.out, images_roots=arguments.images_root,
+        split=arguments.split, exclude=read_classes(arguments.exclude) if arguments.exclude else (), ram=ram, config=fit,
+        max_tags=arguments.max_tags, min_images=arguments.min_images, views=arguments.views, seed=arguments.seed,
+        background=background, device=arguments.device,
+    )  # fmt: skip
+    shown = ("images", "captioned", "labelled", "excluded", "labels", "tags", "background", "log")
+    print(json.dumps({name: report[name] for name in shown}, indent=1, ensure_ascii=False))
+    print(f"ramatch: wrote {arguments.out}", file=sys.stderr)
     return 0

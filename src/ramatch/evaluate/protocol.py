@@ -98,7 +98,7 @@ def evaluate_scores(
         for k, predicted in best.items():
             prf = metrics.count(predicted[rows], t[rows], None if m is None else m[rows]).overall
             values |= {f"P@{k}{suffix}": prf.precision, f"R@{k}{suffix}": prf.recall, f"F1@{k}{suffix}": prf.f1}
-    ap, has = metrics.average_precision(s, t, known=m), t.any(0)
+    ap, has = metrics.average_precision(s, t, known=m), np.any(t, axis=0)
     values["mAP"] = metrics.mean_over(ap, has)
     for key in ("mAP_micro", "mAP_images", "mAP_tagged"):
         same = key == "mAP_tagged" and t.any(1).all()  # no image to leave out

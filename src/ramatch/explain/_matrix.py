@@ -102,7 +102,8 @@ class Matrix:
         return (self._HEAD if self.key else 0.0) + self.rows.height + strip + self._FOOT
 
     def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        weights = require_plan(self.prediction).T * self.prediction.plan.shape[0]  # (N, M), 1 is uniform
+        plan = require_plan(self.prediction)
+        weights = plan.T * plan.shape[0]  # (N, M), 1 is uniform
         left, wide = x + self.names, width - self.names - self.bars
         if self.key:
             self._draw_key(sheet, left, y, wide)

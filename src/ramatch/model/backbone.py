@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +46,7 @@ class Backbone(nn.Module):
         self.requires_grad_(False)
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **options) -> Backbone:
+    def from_pretrained(cls, name: str | Path, **options: Any) -> Backbone:
         """From a Hugging Face id, a local folder, or a state-dict file; see `loading.load_backbone`."""
         from .loading import load_backbone
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RamatchError
-from ._fast_path import FastOutput, FastPath, FastTrunk, Vocabulary
+from ._fast_path import FUSED, FastOutput, FastPath, FastTrunk, Vocabulary
 from ._graphs import Recorder
 from .ram import RAM, Labels
 
@@ -81,7 +81,9 @@ class FastRAM:
         self.path = FastPath(ram, dtype, fine, workspace_mb, tol, best, fused)
         self.device, self.batch_size = device, batch_size
         self.why_eager: str | None = None if graph else "graphs are switched off"
-        self._recorder = Recorder(device) if graph and cuda and c.matcher not in HOST else None
+        # the batch-wide rule asks the host when to stop; in a graph it would always run to the last iteration
+        asks = c.matcher in HOST or (c.stop == "scaling" and c.matcher in FUSED and not self.path.fused)
+        self._recorder = Recorder(device) if graph and cuda and not asks else None
         self._slots: dict[tuple[int, int, int], _Slot] = {}
         self._vocabulary: Vocabulary | None = None
         if labels is not None:

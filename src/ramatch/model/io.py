@@ -107,6 +107,7 @@ def load_ram(
         own.set_label_features(given)
     ram = RAM(own, RAMConfig.from_dict(config["ram"]))
     load_adapters(ram, read_tensors(folder / "ram.safetensors"), str(folder))
+    ram.background = tuple(config.get("background", ()))
     return ram.eval()
 
 

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Gather = Callable[[Tensor], tuple[Tensor, int]]  # all processes' tensors joined along the first axis, and how many
 
-def mmc(logits: Tensor, targets: Tensor, *, batch: bool = True, gather=None) -> Tensor:
+
+def mmc(logits: Tensor, targets: Tensor, *, batch: bool = True, gather: Gather | None = None) -> Tensor:
     """Multi-matching contrastive loss (Eq. 12): every positive against all pairs of the batch, or (`batch=False`)
     of its own image. `gather` gives logits and targets of all processes, so that the denominator spans the global batch.
 
@@ -52,5 +56,9 @@ def ranking(logits: Tensor, targets: Tensor, *, margin: float = 1.0) -> Tensor:
     return (gaps * (positive[:, :, None] & negative[:, None, :])).sum() / max(len(logits), 1)
 
 
-LOSSES = {"mmc": mmc, "mmc-image": lambda logits, targets, **kw: mmc(logits, targets, batch=False, **kw),
-          "asl": asl, "ranking": ranking}  # fmt: skip
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mmc": mmc,
+    "mmc-image": lambda logits, targets, **options: mmc(logits, targets, batch=False, **options),
+    "asl": asl,
+    "ranking": ranking,
+}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..config import PRESETS, RAMConfig
 from .backbone import Backbone
 from .label_set import LabelSet
-from .losses import LOSSES
+from .losses import LOSSES, Gather
 from .matching import Match, match
 from .preprocess import HALF, Preprocess
 from .region_set import RegionSet, Streams, Trunk
@@ -106,7 +106,10 @@ class RAM(nn.Module):
         """Match a trunk's regions with the labels and score them (Eq. 13)."""
         regions = self.region_set.regions(self.backbone, trunk, labels.tss)
         sim = self.similarity(regions, labels).float()
-        image = self.similarity(trunk.image, labels).float()
+        pooled = trunk.image
+        if self.config.pooled == "adapted":
+            pooled = self.backbone.pool(pooled, regions)
+        image = self.similarity(pooled, labels).float()
         found = match(sim, self.backbone.logit_scale, self.config, teacher, targets)
         n, mass = len(labels), 1 / sim.shape[-1]
         if sim.shape[-1] > n:  # the background has done its part
@@ -133,7 +136,7 @@ class RAM(nn.Module):
                 teacher = F.normalize(teacher, dim=-1) @ frozen.T.to(teacher.dtype)
         return self.recognise(trunk, encoded, teacher, targets)
 
-    def loss(self, output: Output, targets: Tensor, kind: str = "mmc", gather=None) -> Tensor:
+    def loss(self, output: Output, targets: Tensor, kind: str = "mmc", gather: Gather | None = None) -> Tensor:
         """L_R + L_G (Eq. 14), each with its own learnable temperature."""
         options = {"gather": gather} if gather is not None and kind.startswith("mmc") else {}
         function = LOSSES[kind]

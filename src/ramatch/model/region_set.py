@@ -8,6 +8,7 @@ split is exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ..config import RAMConfig
 from ..errors import RamatchError
 from .backbone import Backbone
+from .towers import Block
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class RegionSet(nn.Module):
         main = self.climb(backbone, stem, rest, prompts=True)
         # projecting the class token alone is cheaper; the patches join only where the global feature wants them
         image = backbone.visual_projection(tower.norm(main.x[:, 0]))
-        if backbone.global_pool == "cls+mean":
+        if backbone.global_pool == "cls+mean" and self.config.pooled == "frozen":
             image = backbone.pool(image, backbone.visual_projection(tower.norm(main.x[:, 1:])))
         out = Trunk(image, main.local(self._weight()), main.taps, stem.grid)
         if not teacher:
@@ -164,7 +166,7 @@ class RegionSet(nn.Module):
         x, base, found, taps = streams.x, streams.base, streams.found, list(streams.taps)
         count = x.shape[1]
         for i in layers:
-            block = backbone.vision.blocks[i]
+            block = cast(Block, backbone.vision.blocks[i])
             adapted, saa = i >= self.start, i >= self.saa_start
             if saa and base is None:
                 base = x[:, 1:]
@@ -181,6 +183,7 @@ class RegionSet(nn.Module):
                 if adapted:
                     found = seen if found is None else found + seen
                 else:
+                    assert base is not None
                     base = base + seen
             attended = F.scaled_dot_product_attention(q[:, :, :count], k, v)  # prompts are dropped after the layer
             x = block.feed(x, block.merge(attended))

@@ -7,6 +7,7 @@ import html
 import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Tokenizer:
     """Texts → ids (N, T), cut to the longest real length, and lengths (N,). Texts longer than `context` tokens are cut
     with their end token kept."""
 
-    def __init__(self, inner, context: int) -> None:
+    def __init__(self, inner: Any, context: int) -> None:
         self.inner, self.context = inner, context
         inner.enable_truncation(max_length=context)
         inner.enable_padding()
@@ -43,7 +44,7 @@ class Tokenizer:
         """CLIP's BPE for bare state dicts, built from the vocabulary inside the open_clip package."""
         require("open_clip", "openclip")
         from tokenizers import normalizers
-        from transformers import CLIPTokenizerFast
+        from transformers import CLIPTokenizerFast  # type: ignore[attr-defined]
 
         path = importlib.resources.files("open_clip") / "bpe_simple_vocab_16e6.txt.gz"
         lines = gzip.decompress(path.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]

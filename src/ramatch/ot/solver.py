@@ -76,17 +76,16 @@ def solve_batch(
     single = M.dim() == 2
     with torch.no_grad(), torch.autocast(M.device.type, enabled=False):
         problem = _prepare(M.detach(), reg, a, b, potentials_init, check_values=not fixed_iter)
-        options = {"max_iter": max_iter, "tol": tol}
         if problem.cost.shape[0] == 0:
             solution = _empty(problem)
         elif stop == "scaling":
-            solution = solve_scaling(problem, fixed=fixed_iter, **options)
+            solution = solve_scaling(problem, max_iter=max_iter, tol=tol, fixed=fixed_iter)
         else:
             domain = METHODS[method]
             if domain == "auto":
                 domain = _choose(problem, reg, cost_range, fixed_iter)
             solve = solve_exp if domain == "exp" else solve_log
-            solution = solve(problem, fixed=fixed_iter, check_every=check_every, **options)
+            solution = solve(problem, max_iter=max_iter, tol=tol, fixed=fixed_iter, check_every=check_every)
     pick = (lambda t: t[0]) if single else (lambda t: t)
     if single and isinstance(reg, Tensor):
         reg = reg.reshape(())

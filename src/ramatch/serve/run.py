@@ -20,6 +20,7 @@ def serve(
     device: str | None = None,
     dtype: Any = None,
     label_features: Any = None,
+    backbone: str | None = None,
     recognizer: Any = None,
     drain_s: float = 30.0,
     log_level: str = "warning",
@@ -42,10 +43,12 @@ def serve(
         if recognizer is None:
             from ramatch.recognizer import Recognizer
 
-            recognizer = Recognizer.from_pretrained(model, device=device, dtype=dtype, label_features=label_features)
-            backbone = recognizer.ram.backbone
-            if backbone.text is None and backbone.given_labels:  # it knows these labels and no others
-                recognizer.set_vocabulary(list(backbone.given_labels))
+            recognizer = Recognizer.from_pretrained(
+                model, device=device, dtype=dtype, label_features=label_features, backbone=backbone
+            )
+            own = recognizer.ram.backbone
+            if own.text is None and own.given_labels:  # it knows these labels and no others
+                recognizer.set_vocabulary(list(own.given_labels))
         app = create_app(recognizer, settings)
         config = uvicorn.Config(
             app, log_level=log_level, timeout_graceful_shutdown=max(1, round(drain_s)), server_header=False,

@@ -6,7 +6,8 @@ source does not tell is left out of the loss (−1), and so are tags too close i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..align.run import load_pixels, new_folder
 from ..align.tags import mine_tags
-from ..config import RAMConfig
-from ..data.annotations import Annotations
+from ..config import RAMConfig, preset
+from ..data.annotations import Annotations, Record
+from ..data.captions import CaptionRecord, read_captions
+from ..errors import RamatchError
+from ..files import write_json, write_text
 from ..model.backbone import Backbone
 from ..model.io import save_ram
 from ..model.ram import RAM
+from .assemble import find_data, load_frozen, read_split
+from .config import build
+from .distributed import pick_device
 from .kept import FitConfig, fit, keep
+from .recipes import parse_value
 
 
 @dataclass(frozen=True)
@@ -89,3 +98,97 @@ def adapt(
     model.background = tuple(background)
     save_ram(model.eval(), out, with_backbone=with_backbone, half=True)
     return log
+
+
+def adapt_folder(
+    backbone: str | Path,
+    captions: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    images_roots: Sequence[str] | None = None,
+    split: str | None = "train",
+    exclude: Iterable[str] = (),
+    ram: RAMConfig | None = None,
+    config: FitConfig | None = None,
+    max_tags: int = 1500,
+    min_images: int = 12,
+    ignore_above: float = 0.6,
+    views: int = 3,
+    seed: int = 0,
+    background: Sequence[str] = (),
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Train adapters on captioned and labelled images together; write a model folder that stands alone to `out`.
+
+    An image that both files name (by the same key) counts once, with its captions and its labels. `exclude`: keys of
+    images to leave out, for example those kept for calibration. The backbone is written in half precision; what was read,
+    the settings and the log go into adapt.json, the mined tags into tags.txt. Returns what adapt.json holds.
+    """
+    out = new_folder(out)
+    ram, config = ram or preset("ramatch"), config or FitConfig()
+    if views < 1:
+        raise RamatchError(f"views must be at least 1, got {views}")
+    place = find_data(data)
+    # captions may tell of the labelled images: look for pictures there too
+    captioned = read_captions(captions, [*(images_roots or []), place if place.is_dir() else place.parent])
+    labelled = read_split(place, split, images=list(images_roots or []))
+    gone = set(exclude)
+    everything: list[CaptionRecord | Record] = [*captioned.records, *labelled.records]
+    records = {r.key: r for r in everything if r.key not in gone}
+    if len(records) < 2:
+        raise RamatchError(f"{len(records)} images are left to train on; at least 2 are needed")
+    own = load_frozen(str(backbone)).to(pick_device(device))
+    own.name = Path(backbone).name  # the folder stands alone, so it need not remember where this lay
+    broad = broad_targets(
+        own, list(records), {r.key: r.captions for r in captioned.records if r.key not in gone},
+        labelled, max_tags=max_tags, min_images=min_images, ignore_above=ignore_above,
+    )  # fmt: skip
+    pixels = load_pixels(list(records.values()), own.preprocess.size)
+    log = adapt(
+        own,
+        pixels,
+        broad,
+        out,
+        ram=ram,
+        config=config,
+        views=views,
+        seed=seed,
+        with_backbone=True,
+        background=background,
+    )
+    tags = broad.names[len(labelled.classes) :]
+    report = {
+        "images": len(records),
+        "captioned": sum(r.key in records for r in captioned.records),
+        "labelled": sum(r.key in records for r in labelled.records),
+        "excluded": len({r.key for r in everything} & gone),
+        "labels": len(labelled.classes),
+        "tags": len(tags),
+        "background": len(background),
+        "settings": {
+            "fit": dataclasses.asdict(config), "ram": ram.to_dict(), "max_tags": max_tags, "min_images": min_images,
+            "ignore_above": ignore_above, "views": views, "seed": seed,
+        },
+        "data": [captioned.summary.to_dict(), labelled.summary.to_dict()],
+        "log": log,
+    }  # fmt: skip
+    write_text(out / "tags.txt", "".join(f"{tag}\n" for tag in tags))
+    write_json(out / "adapt.json", report)
+    return report
+
+
+def settings_from(overrides: Sequence[str], base: str = "ramatch") -> tuple[FitConfig, RAMConfig]:
+    """`FitConfig`, and the named preset of `RAMConfig`, with `name=value` changes."""
+    fit_names = {f.name for f in dataclasses.fields(FitConfig)}
+    ram_names = {f.name for f in dataclasses.fields(RAMConfig)}
+    changes: dict[bool, dict[str, Any]] = {True: {}, False: {}}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or name not in fit_names | ram_names:
+            raise RamatchError(
+                f"'{override}': expected name=value with a name of {', '.join(sorted(fit_names | ram_names))}"
+            )
+        changes[name in fit_names][name] = parse_value(text)
+    typed = build(RAMConfig, changes[False])  # brings text to each field's type, or says what is wrong
+    return build(FitConfig, changes[True]), preset(base, **{name: getattr(typed, name) for name in changes[False]})

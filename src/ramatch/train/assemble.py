@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ..data.annotations import Annotations
-from ..data.records import list_splits, read_annotations
+from ..data.records import Paths, list_splits, read_annotations
 from ..errors import RamatchError
 from ..model.backbone import Backbone
 from ..model.io import is_model_folder, load_adapters
@@ -92,7 +92,7 @@ class TrainData:
         return h.hexdigest()
 
 
-def read_split(path: Path, split: str | None, *, classes: object = None, images: str | None = None) -> Annotations:
+def read_split(path: Path, split: str | None, *, classes: object = None, images: Paths | None = None) -> Annotations:
     """Annotations of a path; the split only where the path has several."""
     use = split if split is not None and path.exists() and _has_split(path, split) else None
     return read_annotations(path, split=use, classes=classes, images_root=images)  # type: ignore[arg-type]

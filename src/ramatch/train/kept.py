@@ -22,6 +22,8 @@ from ..data.annotations import Annotations
 from ..data.dataset import ImageLabelDataset
 from ..data.transforms import eval_transform
 from ..data.views import plain_views, random_views
+from ..errors import RamatchError
+from ..model.losses import LOSSES
 from ..model.ram import RAM, Labels
 from ..model.region_set import Streams
 
@@ -39,8 +41,19 @@ class FitConfig:
     warmup: float = 0.05
     ema: float = 0.0
     loss: str = "mmc"
-    clip: float = 0.0
+    clip: float = 1.0  # of the gradient's norm; 0: none
     views: tuple[int, ...] = ()  # which kept views to draw from; empty: all
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise RamatchError("epochs and batch_size must be at least 1")
+        for name in ("lr", "lr_prompts", "lr_tau", "weight_decay", "warmup", "clip"):
+            if not getattr(self, name) >= 0:
+                raise RamatchError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.ema < 1:
+            raise RamatchError(f"ema must lie in [0, 1), got {self.ema}")
+        if self.loss not in LOSSES:
+            raise RamatchError(f"unknown loss '{self.loss}'; known: {', '.join(LOSSES)}")
 
 
 @dataclass(frozen=True)
@@ -111,13 +124,15 @@ def keep(ram: RAM, pixels: Tensor, views: int = 1, *, crop: float = 0.5, seed: i
             put("found", view, start, stem.found)
             for i, tap in enumerate(stem.taps):
                 put(f"tap{i}", view, start, tap)
-    taps = tuple(stores[name] for name in sorted(stores) if name.startswith("tap"))
+    taps = tuple(stores[f"tap{i}"] for i in range(sum(name.startswith("tap") for name in stores)))
     return Kept(grid, stores["x"], stores.get("base"), stores.get("found"), taps)
 
 
 def fit(ram: RAM, kept: Kept, targets: Tensor, labels: Sequence[str], config: FitConfig, seed: int) -> dict[str, Any]:
     """Train the adapters on kept stems; targets (n, N). The weights end as the EMA if there is one."""
     device = kept.x.device
+    if any(not 0 <= view < len(kept.x) for view in config.views):
+        raise RamatchError(f"views {list(config.views)}: {len(kept.x)} views were kept, counted from 0")
     torch.manual_seed(seed)
     targets = targets.to(device)
     count, batch = len(kept), min(config.batch_size, len(kept))
@@ -190,10 +205,10 @@ def collect(ram: RAM, kept: Kept, labels: Sequence[str], *, batch: int = 128) ->
     ram.eval()
     device = kept.x.device
     encoded = ram.encode_labels(labels)
-    factor = len(labels) if ram.config.plan_scale == "one" else 1
     out = []
     for start in range(0, len(kept), batch):
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             o = ram.recognise(ram.trunk(kept.pick(0, slice(start, start + batch))), encoded)
-        out.append(torch.stack([o.image, o.region * factor, o.best], -1).float().cpu())
+        region = o.region / o.mass if ram.config.plan_scale == "one" else o.region
+        out.append(torch.stack([o.image, region, o.best], -1).float().cpu())
     return torch.cat(out)

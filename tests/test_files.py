@@ -1,0 +1,84 @@
+"""Files are replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramatch.files import write_atomic, write_json, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_text_and_json(tmp_path):
+    write_text(tmp_path / "new" / "deep" / "a.txt", "größe\n")
+    assert (tmp_path / "new" / "deep" / "a.txt").read_bytes() == "größe\n".encode()
+    write_json(tmp_path / "a.json", {"é": [1, 2.5, None]})
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"é": [1, 2.5, None]}
+    write_text(tmp_path / "a.json", "shorter")
+    assert (tmp_path / "a.json").read_text() == "shorter"
+    assert names(tmp_path) == ["a.json", "new"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+
+    def half(path: Path) -> None:
+        path.write_text("ne")
+        raise error
+
+    with pytest.raises(type(error)):
+        write_atomic(target, half)
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_the_new_content_is_not_seen_before_it_is_complete(tmp_path):
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+
+    def write(path: Path) -> None:
+        assert path.parent == tmp_path  # same disk, so that renaming is one step
+        path.write_text("new")
+        assert target.read_text() == "old"
+
+    write_atomic(target, write)
+    assert target.read_text() == "new"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions and devices")
+def test_permissions_links_and_devices(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a.txt", "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640  # what the user's umask says
+    (tmp_path / "link").symlink_to("a.txt")
+    write_text(tmp_path / "link", "b")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a.txt").read_text() == "b"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(tmp_path / "pipe", "through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)  # a device or pipe is written to, not replaced
+
+
+def test_a_folder_in_the_way(tmp_path):
+    with pytest.raises(IsADirectoryError) as caught:
+        write_text(tmp_path, "a")
+    assert caught.value.filename == str(tmp_path)
+    assert names(tmp_path) == []

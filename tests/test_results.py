@@ -1,0 +1,109 @@
+"""Predictions: ranking, thresholds, maps that lie the right way round, plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ramatch.errors import RamatchError
+from ramatch.results import Prediction
+
+LABELS = ("cat", "dog", "kite", "umbrella")
+
+
+def prediction(grid: tuple[int, int] = (2, 3), *, maps: bool = True, **changes: object) -> Prediction:
+    m, n = grid[0] * grid[1], len(LABELS)
+    plan = np.random.default_rng(0).random((m, n)).astype(np.float32)
+    values: dict = {
+        "labels": LABELS, "probabilities": np.array([0.5, 0.9, 0.1, 0.5]), "scores": np.array([1.0, 3.0, -2.0, 1.0]),
+        "calibrated": True, "grid": grid, "plan": plan / plan.sum(0), "similarities": np.zeros((m, n)),
+        "marginal": np.full(m, 1 / m), "source": "a.jpg", "size": (30, 20),
+    }  # fmt: skip
+    if not maps:
+        values |= {"plan": None, "similarities": None, "marginal": None}
+    return Prediction(**(values | changes))
+
+
+def test_best_first_and_ties_in_the_order_of_the_vocabulary():
+    found = prediction()
+    assert [tag.label for tag in found.tags()] == ["dog", "cat", "umbrella", "kite"]
+    assert found.top(2) == found.tags()[:2]
+    assert found.top(2)[0] == ("dog", 0.9, 3.0)
+    assert [tag.label for tag in found.above(0.5)] == ["dog", "cat", "umbrella"]  # 0.5 is enough
+    assert found.above(0.95) == []
+    assert len(found.top(99)) == 4
+
+
+def test_a_result_is_frozen_and_checks_its_shapes():
+    found = prediction()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.calibrated = False  # type: ignore[misc]
+    for name, wrong in (
+        ("probabilities", np.zeros(3)), ("scores", np.zeros((1, 4))), ("plan", np.zeros((6, 3))),
+        ("marginal", np.zeros(5)), ("similarities", np.zeros((4, 6))),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=name):
+            prediction(**{name: wrong})
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (3, 7), (8, 2)])
+@pytest.mark.parametrize("corner", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=["nw", "ne", "sw", "se"])
+def test_the_heat_stays_in_its_corner_when_resized(grid, corner):
+    """A region in one corner of the grid is in that corner of the image, whatever the two shapes are."""
+    row, column = (0, grid[0] - 1)[corner[0]], (0, grid[1] - 1)[corner[1]]
+    plan = np.full((grid[0] * grid[1], len(LABELS)), 0.01, dtype=np.float32)
+    plan[row * grid[1] + column, 1] = 1.0  # row-major
+    found = prediction(grid, plan=plan, similarities=None, marginal=None)
+    small = found.heatmap("dog")
+    assert small.shape == grid
+    assert small[row, column] == 1.0
+    heat = found.heatmap("dog", size=(90, 60))
+    assert heat.shape == (60, 90)
+    assert 0 <= heat.min() <= heat.max() <= 1
+    y, x = np.unravel_index(heat.argmax(), heat.shape)
+    assert (y >= 30, x >= 45) == (bool(corner[0]), bool(corner[1]))
+    # the pixel nearest to the region's centre is hot, the opposite corner is cold
+    centre = int((row + 0.5) * 60 / grid[0]), int((column + 0.5) * 90 / grid[1])
+    assert heat[centre] > 0.8
+    assert heat[59 - centre[0], 89 - centre[1]] < 0.1
+    assert found.heatmap("cat").max() == 1.0  # an even map too: the largest weight is 1
+
+
+def test_a_map_needs_a_known_label_and_a_plan():
+    with pytest.raises(RamatchError, match="'bird' is not in the vocabulary"):
+        prediction().heatmap("bird")
+    with pytest.raises(RamatchError, match="maps=True"):
+        prediction(maps=False).heatmap("dog")
+
+
+def test_plain_data():
+    found = prediction()
+    data = found.to_dict()
+    assert list(data) == ["image", "labels", "calibrated", "width", "height"]
+    assert (data["image"], data["width"], data["height"], data["calibrated"]) == ("a.jpg", 30, 20, True)
+    assert data["labels"][0] == {"label": "dog", "probability": 0.9, "score": 3.0}
+    assert [e["label"] for e in found.to_dict(top=1)["labels"]] == ["dog"]
+    assert [e["label"] for e in found.to_dict(threshold=0.4, top=2)["labels"]] == ["dog", "cat"]
+    assert found.to_dict(threshold=0.99)["labels"] == []
+    with_maps = json.loads(json.dumps(found.to_dict(top=1, maps=True)))
+    assert with_maps["grid"] == [2, 3]
+    assert np.allclose(with_maps["labels"][0]["map"], found.heatmap("dog"), atol=1e-3)
+    assert "width" not in prediction(size=None).to_dict()
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    photo = Image.new("RGB", (30, 20), (90, 120, 60))
+    photo.save(tmp_path / "a.png")
+    found = prediction(source=str(tmp_path / "a.png"))
+    figure = found.plot(photo, tmp_path / "maps.png", top=2)
+    assert Image.open(tmp_path / "maps.png").size[0] > 200
+    assert figure.get_size_inches()[0] > 1
+    found.plot(path=str(tmp_path / "maps.svg"))  # the image is found by its name
+    assert "<svg" in (tmp_path / "maps.svg").read_text()[:1000]
+    with pytest.raises(RamatchError, match="plot\\(image\\)"):
+        prediction(source=None).plot()
