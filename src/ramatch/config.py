@@ -35,7 +35,6 @@ class RAMConfig:
     """All settings of the model. Defaults are ours (`PRESETS["ramatch"]`)."""
 
     # Recover (Section 4.2)
-    recovery: str = "ladder"  # ladder: the local stream beside the main one; final: the main stream's last patches
     adapted_layers: int = 3  # last layers with TSS and visual prompts (l_s = 10 of 12)
     saa_layers: int = (
         3  # last layers whose SAA feeds the local stream; -1: all; 0: no local stream, the main one's patches

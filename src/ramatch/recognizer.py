@@ -7,7 +7,6 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any, overload
@@ -25,7 +24,7 @@ from .files import write_json
 from .model.backbone import Backbone
 from .model.io import is_model_folder, load_ram, save_ram
 from .model.label_set import clean_labels
-from .model.loading import read_json
+from .model.loading import BUNDLED, bundled_model, read_json
 from .model.matching import MATCHERS
 from .model.ram import RAM, Labels, Output
 from .model.region_set import Trunk
@@ -33,14 +32,7 @@ from .results import Prediction
 
 Vocabulary = Labels
 Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
-BUNDLED = ("ramatch-mini",)
 SINGLE = (str, os.PathLike, bytes, bytearray, memoryview)
-
-
-def bundled_model(name: str) -> Path | None:
-    """Folder of a model that ships with the package, or None."""
-    folder = Path(str(resources.files("ramatch"))) / "models" / name
-    return folder if name in BUNDLED and folder.is_dir() else None
 
 
 class Recognizer:

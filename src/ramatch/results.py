@@ -20,7 +20,7 @@ class Tag(NamedTuple):
     score: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """One image's answer for every label of the vocabulary.
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_models import close, tiny_ram
 
+from ramatch.config import CHOICES
 from ramatch.errors import RamatchError
 from ramatch.model.fast import FastRAM
 
@@ -77,6 +78,26 @@ def test_same_as_ram(setting: str) -> None:
     close(FastRAM(ram, labels)(pixels).scores, scores)  # without `best` the similarities are never whole
 
 
+def every_choice():
+    """Each option of each setting, so that a new one cannot be forgotten here."""
+    for name, options in CHOICES.items():
+        for option in options:
+            yield pytest.param(name, option, id=f"{name}={option}")
+
+
+@pytest.mark.parametrize(("name", "option"), every_choice())
+def test_same_as_ram_for_every_choice(name: str, option: str) -> None:
+    if option == "bipartite":
+        pytest.importorskip("scipy")
+    for kind in ("clip", "dual"):
+        ram = alive(tiny_ram("ramatch", kind, **{name: option}))
+        labels = encode(ram)
+        engine = FastRAM(ram, labels, best=True, fused=option != "scaling")
+        output, scores = plain(ram, images(), labels)
+        close(engine(images()).scores, scores)
+        close(engine(images()).image, output.image)
+
+
 def test_rectangular_images() -> None:
     ram = alive(tiny_ram("paper"))
     labels, pixels = encode(ram), images(2, 48, 24)
@@ -144,6 +165,76 @@ def test_kept_trunks_with_other_vocabularies() -> None:
     assert all(
         torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(copy.tensors, kept.tensors, strict=True)
     )
+
+
+class Replay:
+    """Stands in for a CUDA graph: runs the function again and puts its results where the first ones were."""
+
+    def __init__(self, function) -> None:
+        self.function, self.result, self.runs = function, function(), 0
+
+    def replay(self) -> None:
+        self.runs += 1
+        for static, value in zip(self.tensors(self.result), self.tensors(self.function()), strict=True):
+            static.copy_(value)
+
+    @staticmethod
+    def tensors(result):
+        values = [t for v in vars(result).values() for t in (v if isinstance(v, tuple) else (v,))]
+        return [t for t in values if isinstance(t, torch.Tensor)]
+
+
+class FakeRecorder:
+    def __init__(self) -> None:
+        self.made: list[Replay] = []
+
+    def record(self, function):
+        self.made.append(Replay(function))
+        return self.made[-1], self.made[-1].result
+
+
+def test_graphs_are_kept_per_size_and_filled_each_time() -> None:
+    """What surrounds the graphs, with a stand-in for them."""
+    ram = alive(tiny_ram("paper"))
+    labels, pixels = encode(ram), images(9)
+    engine, eager = FastRAM(ram, labels, batch_size=4), FastRAM(ram, labels)
+    engine._recorder = recorder = FakeRecorder()
+    first = engine(pixels)
+    close(first.scores, eager(pixels).scores)
+    assert len(recorder.made) == 4  # two halves for four images, two for the one that is left
+    kept = first.scores.clone()
+    again = engine(pixels.flip(0))
+    close(again.scores, eager(pixels.flip(0)).scores)
+    assert torch.equal(first.scores, kept)  # results are copies
+    close(engine(pixels[:3]).scores, eager(pixels[:3]).scores)  # in the graph of four
+    assert len(recorder.made) == 4
+    trunk = engine.trunk(pixels[:4])
+    for names, made in ((LABELS[::-1], 4), (LABELS[:2], 5)):  # another vocabulary; one of another size
+        other = encode(ram, names)
+        engine.set_labels(other)
+        close(engine.recognise(trunk).scores, plain(ram, pixels[:4], other)[1])
+        assert len(recorder.made) == made
+    close(engine(pixels[4:5]).scores, plain(ram, pixels[4:5], other)[1])
+
+
+def test_engine_goes_on_when_recording_fails() -> None:
+    ram = alive(tiny_ram("paper"))
+    labels = encode(ram)
+    for broken in (0, 1):  # the first half, the second half
+        engine = FastRAM(ram, labels, batch_size=4)
+
+        class Refusing(FakeRecorder):
+            def record(self, function, broken=broken):
+                if len(self.made) == broken:
+                    raise RuntimeError("operation not permitted when stream is capturing")
+                return super().record(function)
+
+        engine._recorder = Refusing()
+        with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
+            found = engine(images()).scores
+        close(found, plain(ram, images(), labels)[1])
+        assert "not permitted" in (engine.why_eager or "")
+        close(engine(images()).scores, found)
 
 
 def test_bfloat16_stays_close() -> None:

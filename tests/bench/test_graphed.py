@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -92,6 +93,64 @@ def test_failed_recording_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> No
         graphed = compare("cpu", WARMUP + 3, 0.0, enabled=True)
     assert not graphed.enabled
     assert "not permitted" in (graphed.why_eager or "")
+
+
+class FakeCuda:
+    """Streams and graphs for a machine without CUDA: what is recorded is undone, and a replay does it anew."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Run, find) -> None:
+        self.run, self.find, self.recorded = run, find, 0
+        for name in ("Stream", "current_stream", "set_stream"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+        monkeypatch.setattr(GraphedStep, "_aside", GraphedStep._eager)
+
+    def state(self):
+        yield from self.run.ram.adapters().values()
+        yield from self.run.ema.average.values()
+        for optimizer in self.run.optimizers:
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+    @contextlib.contextmanager
+    def graph(self, graph, **_):
+        before = [value.detach().clone() for value in self.state()]
+        for group in (g for optimizer in self.run.optimizers for g in optimizer.param_groups):
+            assert isinstance(group["lr"], torch.Tensor)
+            assert group.pop("capturable", True) is True
+            group["capturable"] = False  # which AdamW allows on a GPU only
+        yield
+        self.recorded += 1
+        with torch.no_grad():
+            for value, kept in zip(self.state(), before, strict=True):
+                value.copy_(kept)
+
+    def replay(self) -> None:
+        step = self.find()
+        groups = [group for optimizer in step.optimizers for group in optimizer.param_groups]
+        assert all(isinstance(group["lr"], float) for group in groups)
+        for group, rate, _ in step._rates:
+            group["lr"] = float(rate)  # a graph reads the tensor
+        step._loss.copy_(step._eager(step._inputs))
+
+
+def test_what_surrounds_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates follow the schedule, inputs are filled in, other shapes run in between, all as in plain training."""
+    one, two = Run(), Run()
+    graphed = two.graphed(enabled=True)
+    fake = FakeCuda(monkeypatch, two, lambda: graphed)
+    steps = WARMUP + 6
+    for i, (pixels, targets) in enumerate(batches(steps)):
+        for run in (one, two):
+            set_rates(run.optimizers, schedule(i, steps, 0.3))
+        torch.testing.assert_close(graphed(pixels, targets), one.plain(pixels, targets), atol=1e-6, rtol=1e-6)
+    assert fake.recorded == 1
+    assert graphed.why_eager is None
+    for name, value in one.ema.live.items():
+        torch.testing.assert_close(two.ema.live[name], value, atol=1e-6, rtol=1e-6)
+    assert graphed._held["_padded"] is not None
+    assert all("capturable" not in g or g["capturable"] is False for o in two.optimizers for g in o.param_groups)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")

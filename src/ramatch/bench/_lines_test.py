@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config import preset as preset_of
 from ..model._graphs import Recorder
 from ..model.fast import FastRAM
 from ..model.ram import RAM, Labels
+from ._counts import least_bytes, operations, plain_operations
 from ._measure import Row, ceilings, free, host_seconds, peak_gb, row, seconds_per_call
 from ._models import SIZES, Bench, Line, random_images, random_ram
 
@@ -20,7 +22,19 @@ WORKSPACES = (4096, 512)  # MB, for twenty thousand labels
 
 
 def line_ceilings(bench: Bench) -> Iterator[Row]:
-    yield from ceilings(bench.device)
+    """The device's two ceilings, and what they say about one image."""
+    for entry in ceilings(bench.device):
+        bench.rates[entry.unit] = entry.value or 0.0
+        yield entry
+    c, config, batch = SIZES[bench.size][0], preset_of("paper"), bench.batches[1]
+    work = sum(operations(c, bench.dim, config, bench.labels).values())
+    moved = least_bytes(c, bench.dim, config, bench.labels, batch)
+    arithmetic, memory = work / bench.rates["TFLOP/s"] / 1e6, moved / bench.rates["GB/s"] / 1e3
+    yield row(
+        f"floor of one image, {bench.labels:,} labels, batch {batch}", max(arithmetic, memory), "µs",
+        note=f"{work / 1e9:.1f} GFLOP take {arithmetic:.3g} µs, {moved / 1e6:.2f} MB take {memory:.3g} µs; plain encoding: "
+        f"{plain_operations(c, bench.dim) / 1e9:.1f} GFLOP",
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- plain CLIP
@@ -90,7 +104,10 @@ def _fast(bench: Bench, ram: RAM, labels: Labels, preset: str, batch: int) -> It
     images, engine = bench.images(batch), FastRAM(ram, labels, batch_size=batch)
     rate = bench.rates[preset, batch] = bench.rate(lambda: engine(next(images)), batch)
     targets: dict[str, Any] = {"at_least": TARGETS.get(batch), "ratio_at_least": 0.8} if preset == "paper" else {}
-    note = f"{peak_gb(bench.device)[1]:.1f} GB"
+    work = sum(operations(SIZES[bench.size][0], bench.dim, ram.config, len(labels)).values())
+    note = f"{peak_gb(bench.device)[1]:.1f} GB, {work * rate / 1e12:.3g} TFLOP/s"
+    if bench.rates.get("TFLOP/s"):
+        note += f" ({100 * work * rate / 1e12 / bench.rates['TFLOP/s']:.0f} % of the ceiling)"
     if ("clip graph", batch) in bench.rates:
         note += f"; {rate / bench.rates['clip graph', batch]:.2f} of plain CLIP as a graph"
     yield row(

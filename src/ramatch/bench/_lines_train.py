@@ -52,10 +52,9 @@ def train_step(bench: Bench, ram: RAM, names: Sequence[str]) -> GraphedStep:
 
 def _training(bench: Bench, batch: int) -> Iterator[Row]:
     # a model of its own, so that the memory is what a run takes
-    ram, names = (
-        random_ram(bench.size, "paper", bench.device, backbone_dtype=bench.half).train(),
-        label_names(bench.train_labels),
-    )
+    ram = random_ram(bench.size, "paper", bench.device, backbone_dtype=bench.half).train()
+    names = label_names(bench.train_labels)
+    free(bench.device)  # of the float32 weights it began with
     images, step = bench.images(batch), train_step(bench, ram, names)
     targets = (torch.rand(batch, len(names), device=bench.device) < 0.005).float()
     targets[:, 0] = 1

@@ -164,8 +164,8 @@ def ceilings(device: torch.device) -> list[Row]:
     ]
 
 
-class LineTimeout(Exception):
-    """A line took longer than it may."""
+class LineTimeout(BaseException):
+    """A line took longer than it may. No `Exception`: code that goes on after failures must not go on after this one."""
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def run_line(
             for entry in line():
                 found.append(entry)
                 report(entry)
-    except Exception as error:
+    except (Exception, LineTimeout) as error:
         where = traceback.format_exc(limit=-4)
         entry = Row(
             f"{name}: failed", None, "", ok=False, note=f"{type(error).__name__}: {error}", more={"trace": where}

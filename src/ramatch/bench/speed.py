@@ -87,6 +87,36 @@ def format_row(entry: Row) -> str:
 HEADING = f"{'what':<78} {'value':>9} {'unit':<8} {'baseline':>9} {'ratio':>8}  {'target':<22} {'':<7} note"
 
 
+def show_speed(
+    device: str | torch.device | None = None,
+    lines: Sequence[str] | None = None,
+    *,
+    json: str | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """`bench_speed` with every row printed as it comes, and all of them in a JSON file if one is named."""
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    about = machine(device)
+    print("  ".join(f"{k} {v}" for k, v in about.items()), HEADING, sep="\n", flush=True)
+    rows: list[dict[str, Any]] = []
+
+    def report(entry: Row) -> None:
+        print(format_row(entry), flush=True)
+        if entry.more.get("trace"):
+            print(entry.more["trace"], file=sys.stderr, flush=True)
+        rows.append(entry.to_dict())
+        if json:  # after every row: a run that is cut short leaves what it had
+            write_json(json, {"machine": about, "rows": rows})
+
+    bench_speed(device, lines, report=report, **options)
+    missed = [entry["what"] for entry in rows if entry["ok"] is False]
+    print(
+        f"{len(missed)} of {sum(e['ok'] is not None for e in rows)} targets missed"
+        + "".join(f"\n  {m}" for m in missed)
+    )
+    return rows
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default=None)
@@ -97,28 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=None, help="for the line `first`; default: the bundled one")
     parser.add_argument("--json", default=None, metavar="F", help="also write the rows to this file")
     args = parser.parse_args(argv)
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    about = machine(device)
-    print("  ".join(f"{k} {v}" for k, v in about.items()), HEADING, sep="\n", flush=True)
-    rows: list[dict[str, Any]] = []
-
-    def report(entry: Row) -> None:
-        print(format_row(entry), flush=True)
-        if entry.more.get("trace"):
-            print(entry.more["trace"], file=sys.stderr, flush=True)
-        rows.append(entry.to_dict())
-        if args.json:  # after every row: a run that is cut short leaves what it had
-            write_json(args.json, {"machine": about, "rows": rows})
-
-    names = args.lines.split(",") if args.lines else None
-    bench_speed(
-        device, names, cap=args.cap, compiled=args.compiled, model=args.model, report=report, budget=args.budget
-    )
-    missed = [entry["what"] for entry in rows if entry["ok"] is False]
-    print(
-        f"{len(missed)} of {sum(e['ok'] is not None for e in rows)} targets missed"
-        + "".join(f"\n  {m}" for m in missed)
-    )
+    show_speed(
+        args.device, args.lines.split(",") if args.lines else None, json=args.json, cap=args.cap, budget=args.budget,
+        compiled=args.compiled, model=args.model,
+    )  # fmt: skip
     return 0
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain, tee
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -112,11 +112,27 @@ def _answer(answers: Iterator[Prediction], file: TextIO, arguments: argparse.Nam
     if first is not None:
         from ..report import write_report
 
-        shown, named = tee(chain([first], written))
-        sources = (prediction.source for prediction in named)
+        shown, sources = _with_sources(chain([first], written))
         write_report(shown, sources, arguments.report, top=top or REPORT_TOP, threshold=arguments.threshold)
         print(f"ramatch: wrote {arguments.report}", file=sys.stderr)
     deque(written, maxlen=0)
+
+
+def _with_sources(answers: Iterator[Prediction]) -> tuple[Iterator[Prediction], Iterator[str | None]]:
+    """The answers, and beside each its file; for a reader that takes one of each in turn (`tee` would hold 57)."""
+    latest: list[str | None] = []
+
+    def passing() -> Iterator[Prediction]:
+        for prediction in answers:
+            latest[:] = [prediction.source]
+            yield prediction
+        latest.clear()
+
+    def sources() -> Iterator[str | None]:
+        while latest:
+            yield latest[0]
+
+    return passing(), sources()
 
 
 # Writers pass on what they have written, so that a report can follow in the same pass.

@@ -96,19 +96,20 @@ class FastPath:
         self.stem = fold_norm(tower.stem, dtype) if isinstance(tower.stem, torch.nn.LayerNorm) else None
         self.layers = [fold_block(block, dtype) for block in tower.blocks]
         self.norm, self.norm32 = fold_norm(tower.norm, fine), fold_norm(tower.norm, torch.float32)
-        weight = own.visual_projection.weight
+        weight = own.visual_projection.weight.detach()
         self.projection, self.projection32 = Affine(weight.to(fine), None), Affine(weight.float(), None)
         self.selects = [fold_tss(tss, fine) for tss in regions.tss]
-        self.prompts = [p.to(dtype) for p in regions.visual_prompts]
+        self.prompts = [p.detach().to(dtype, copy=True) for p in regions.visual_prompts]
         self.start, self.saa_start = regions.start, regions.saa_start
-        self.mean_pool = own.global_pool == "cls+mean"
+        pools = own.global_pool == "cls+mean"
+        self.mean_frozen, self.mean_adapted = pools and c.pooled == "frozen", pools and c.pooled == "adapted"
         both = c.combine == "mean" and len(regions.tss) > 0 and c.saa_layers != 0
         self.weight = 0.5 if both else 1.0  # of SAA and TSS in the adapted layers (Eq. 5)
         # SAA's output projections accumulate in place and without their biases, which add up to one constant
         shares = [self._share(i) * layer.out.bias.float() for i, layer in enumerate(self.layers) if i >= self.saa_start]  # type: ignore[union-attr]
         self.saa_bias = torch.stack(shares).sum(0).to(dtype) if shares else None
         # without these, nobody reads the last layer's patches, and its class token is all it needs to compute
-        self.whole = self.mean_pool or c.saa_layers == 0 or (bool(self.selects) and c.tss_input == "after")
+        self.whole = self.mean_frozen or c.saa_layers == 0 or (bool(self.selects) and c.tss_input == "after")
         self._positions: dict[tuple[int, int], Tensor] = {}
 
     def _share(self, i: int) -> float:
@@ -178,7 +179,7 @@ class FastPath:
             if adapted and self.selects and not before:
                 streams.append(self.selects[i - self.start].streams(self._patches(x), grid))
         image = self.projection32(self.norm32(x[:, 0].float()))
-        if self.mean_pool:  # the mean of projections is the projection of the mean
+        if self.mean_frozen:  # the mean of projections is the projection of the mean
             image = image + self.projection32(self.norm32(x[:, 1:].float()).mean(1))
         local = x[:, 1:] if local is None else local
         return FastTrunk(image, local.to(self.fine).contiguous(), tuple(streams), grid)
@@ -204,12 +205,12 @@ class FastPath:
         return room
 
     def regions(self, trunk: FastTrunk, vocabulary: Vocabulary) -> Tensor:
-        """Unit regions (B, M, D): Eq. 5, then the frozen norm and projection."""
+        """Regions (B, M, D), not normalised: Eq. 5, then the frozen norm and projection."""
         local = trunk.local.flatten(0, 1)
         for select, keys, streams in zip(self.selects, vocabulary.keys, trunk.streams, strict=True):
             chosen = self.select(select, keys, streams.flatten(1, 2), trunk.grid)
             local = torch.addmm(local, chosen, select.back, alpha=self.weight)
-        return F.normalize(self.projection(self.norm(local)), dim=-1).view(*trunk.local.shape[:2], -1)
+        return self.projection(self.norm(local)).view(*trunk.local.shape[:2], -1)
 
     def select(self, select: Select, keys: Keys, streams: Tensor, grid: tuple[int, int]) -> Tensor:
         """What TSS lets through of streams (2, B·M, D), before the way back: (B·M, D)."""
@@ -235,7 +236,8 @@ class FastPath:
         """Regions, matching and scores (Eq. 13)."""
         n = len(vocabulary.names)
         regions = self.regions(trunk, vocabulary)
-        image = (F.normalize(trunk.image, dim=-1) @ vocabulary.units32.T)[:, :n]
+        image = trunk.image + regions.mean(1, dtype=torch.float32) if self.mean_adapted else trunk.image
+        image = (F.normalize(image, dim=-1) @ vocabulary.units32.T)[:, :n]
         region, best = self.match(regions, vocabulary.units)
         region, best = region[:, :n], None if best is None else best[:, :n]
         if self.config.max_weight:
@@ -247,7 +249,8 @@ class FastPath:
         return FastOutput(scores, region, image, best)
 
     def match(self, regions: Tensor, units: Tensor) -> tuple[Tensor, Tensor | None]:
-        """s_R (B, N), for a plan scaled by N, and each label's best region (B, N) if wanted."""
+        """s_R (B, N) of regions (B, M, D), for a plan scaled by N, and each label's best region (B, N) if wanted."""
+        regions = F.normalize(regions, dim=-1)
         if self.fused and not self.best:
             return self._fused(regions=regions, labels=units), None
         # similarities of as many images at a time as the workspace allows (with cost, plan and temporaries)

@@ -134,13 +134,14 @@ class Keys:
 def fold_affine(linear: nn.Linear, dtype: torch.dtype, rows: Tensor | None = None, scale: float = 1.0) -> Affine:
     """A linear layer whose output rows are multiplied by `rows` (LayerScale) and by `scale`."""
     if rows is None and scale == 1.0:  # nothing to multiply: the weights are shared, not copied, if the type is theirs
-        return Affine(linear.weight.to(dtype), None if linear.bias is None else linear.bias.to(dtype))
+        return Affine(linear.weight.detach().to(dtype), None if linear.bias is None else linear.bias.detach().to(dtype))
     gain = scale * (torch.ones_like(linear.bias) if rows is None else rows).float()
-    return Affine((linear.weight.float() * gain[:, None]).to(dtype), (linear.bias.float() * gain).to(dtype))
+    weight, bias = linear.weight.detach().float() * gain[:, None], linear.bias.detach().float() * gain
+    return Affine(weight.to(dtype), bias.to(dtype))
 
 
 def fold_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> Norm:
-    return Norm(norm.weight.to(dtype), norm.bias.to(dtype), norm.eps)
+    return Norm(norm.weight.detach().to(dtype, copy=True), norm.bias.detach().to(dtype, copy=True), norm.eps)
 
 
 def fold_block(block: nn.Module, dtype: torch.dtype) -> Layer:
@@ -187,7 +188,7 @@ def fold_tss(tss: nn.Module, dtype: torch.dtype) -> Select:
         Affine(area.weight.contiguous(memory_format=torch.channels_last), area.bias),
         (fold_norm(tss.norm_point, torch.float32), fold_norm(tss.norm_area, torch.float32)),
         fold_norm(tss.norm_labels, torch.float32),
-        tss.mask.weight.float(),
+        tss.mask.weight.detach().float().clone(),
         tss.mask.groups,
         tss.back.weight.flatten(1).T.to(dtype).contiguous(),
     )

@@ -26,7 +26,14 @@ from .towers import TowerConfig
 
 ACTS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 HEAD_WIDTHS = {1280: 80, 1408: 88, 1664: 104}  # open_clip's ViT-H, g and bigG; every other width has heads of 64
+BUNDLED = ("ramatch-mini",)
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "pytorch_model*.bin", "open_clip_pytorch_model.bin"]
+
+
+def bundled_model(name: str) -> Path | None:
+    """Folder of a model that ships with the package, or None."""
+    folder = Path(__file__).parents[1] / "models" / name
+    return folder if name in BUNDLED and folder.is_dir() else None
 
 
 def load_backbone(
@@ -40,11 +47,14 @@ def load_backbone(
 ) -> Backbone:
     """A frozen `Backbone`. `image_size` (side, or (height, width)) resizes the position grid; `act` settles the activation
     of a bare state dict ("quick_gelu" for weights trained by OpenAI, "gelu" for most of open_clip's)."""
-    path = Path(name)
+    path = bundled_model(str(name)) or Path(name)
+    if (path / "backbone" / "config.json").is_file():  # a model folder that carries its backbone
+        path = path / "backbone"
     if path.is_file():
         model = _state_dict_file(path, act)
     elif path.is_dir():
         model = _folder(path, str(name))
+        model.name = str(name)
     else:
         model = _folder(_download(str(name)), str(name))
     if image_size is not None:

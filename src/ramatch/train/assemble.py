@@ -16,8 +16,8 @@ from ..data.records import Paths, list_splits, read_annotations
 from ..errors import RamatchError
 from ..model.backbone import Backbone
 from ..model.io import is_model_folder, load_adapters
+from ..model.loading import BUNDLED
 from ..model.ram import RAM
-from ..recognizer import bundled_model
 from .config import DataConfig, ModelConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,17 +41,13 @@ def find_data(path: str | os.PathLike) -> Path:
 
 def load_frozen(name: str, **options: object) -> Backbone:
     """A backbone by name: also that of a bundled model or of a model folder that carries its own."""
-    folder = bundled_model(name) or Path(name).expanduser()
-    if is_model_folder(folder):
-        if not (folder / "backbone" / "config.json").is_file():
-            raise RamatchError(
-                f"{folder} holds adapters without a backbone; name the backbone itself, and use model.init"
-            )
-        folder = folder / "backbone"
-    local = folder.exists()
-    backbone = Backbone.from_pretrained(str(folder) if local else name, **options)
-    if local:  # adapters record where their backbone is; a path must still be found from another working folder
-        backbone.name = str(folder.resolve())
+    folder = Path(name).expanduser()
+    if name in BUNDLED or not folder.exists():
+        return Backbone.from_pretrained(name, **options)
+    if is_model_folder(folder) and not (folder / "backbone" / "config.json").is_file():
+        raise RamatchError(f"{folder} holds adapters without a backbone; name the backbone itself, and use model.init")
+    backbone = Backbone.from_pretrained(str(folder), **options)
+    backbone.name = str(folder.resolve())  # adapters record where theirs is: it must be found from another folder too
     return backbone
 
 

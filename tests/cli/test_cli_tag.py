@@ -1,0 +1,307 @@
+"""ramatch tag, end to end."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_helpers import LABELS, put_photos
+
+import ramatch.recognizer
+from ramatch.errors import RamatchError
+from ramatch.results import Prediction
+
+NAMES = LABELS.split(",")
+
+
+@pytest.fixture
+def tag(ramatch, model):
+    return lambda *arguments: ramatch("tag", *arguments, "--model", model, "--device", "cpu")
+
+
+def names_of(entries: list[dict]) -> list[str]:
+    return [Path(entry["image"]).name for entry in entries]
+
+
+# ------------------------------------------------------------------------------------------------ what is tagged
+
+
+def test_files_folders_and_globs(tag, photos):
+    one = json.loads(tag(photos / "img1.png", "--labels", LABELS, "--format", "json").out)
+    assert names_of(one) == ["img1.png"]
+    folder = json.loads(tag(photos, "--labels", LABELS, "--format", "json").out)
+    assert names_of(folder) == ["img1.png", "img2.jpg", "img10.png", "img3.webp"]
+    assert folder[0] == one[0]
+    found = json.loads(tag(photos / "*.png", "--labels", LABELS, "--format", "json").out)
+    assert names_of(found) == ["img1.png", "img10.png"]
+    twice = json.loads(
+        tag(photos / "img2.jpg", photos, photos / "img2.jpg", "--labels", LABELS, "--format", "json").out
+    )
+    assert names_of(twice) == ["img2.jpg", "img1.png", "img10.png", "img3.webp"]
+
+
+def test_labels_from_a_file_and_from_the_package(tag, photos, tmp_path):
+    (tmp_path / "labels.txt").write_text("# mine\ncat\n\n  traffic   light \ncat\n", encoding="utf-8")
+    found = json.loads(tag(photos / "img1.png", "--labels-file", tmp_path / "labels.txt", "--format", "json").out)
+    assert sorted(e["label"] for e in found[0]["labels"]) == ["cat", "traffic light"]
+    found = json.loads(tag(photos / "img1.png", "--vocabulary", "voc20", "--top", 20, "--format", "json").out)
+    assert len(found[0]["labels"]) == 20
+
+
+# ------------------------------------------------------------------------------------------------------ formats
+
+
+def test_json_is_one_array_with_one_object_per_image(tag, photos):
+    result = tag(photos, "--labels", LABELS, "--format", "json", "--top", 3)
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
+    assert [type(found), len(found)] == [list, 4]
+    for entry in found:
+        assert list(entry) == ["image", "labels", "calibrated", "width", "height"]
+        assert [entry["width"], entry["height"], entry["calibrated"]] == [48, 40, False]
+        assert len(entry["labels"]) == 3
+        scores = [e["score"] for e in entry["labels"]]
+        assert scores == sorted(scores, reverse=True)
+        for e in entry["labels"]:
+            assert list(e) == ["label", "probability", "score"]
+            assert e["label"] in NAMES
+            assert 0 <= e["probability"] <= 1
+    assert len({json.dumps(e["labels"]) for e in found}) == 4  # the images differ, so do the answers
+
+
+def test_all_formats_say_the_same(tag, photos):
+    options = (photos, "--labels", LABELS, "--top", 2)
+    objects = json.loads(tag(*options, "--format", "json").out)
+    lines = tag(*options, "--format", "jsonl").out.splitlines()
+    assert [json.loads(line) for line in lines] == objects
+    rows = list(csv.DictReader(io.StringIO(tag(*options, "--format", "csv").out)))
+    assert list(rows[0]) == ["image", "label", "probability", "score"]
+    expected = [(o["image"], e["label"], e["probability"], e["score"]) for o in objects for e in o["labels"]]
+    assert [(r["image"], r["label"], float(r["probability"]), float(r["score"])) for r in rows] == expected
+    table = tag(*options).out.splitlines()
+    assert len(table) == 4 * 3
+    for i, entry in enumerate(objects):
+        assert table[3 * i] == entry["image"]
+        for line, e in zip(table[3 * i + 1 :], entry["labels"], strict=False):
+            label, _, rest = line.strip().partition("  ")
+            assert label == e["label"]
+            assert float(rest.split()[0]) == pytest.approx(e["probability"], abs=0.0051)
+            assert line.count("█") == round(20 * e["probability"])
+
+
+def test_top_and_threshold(tag, photos):
+    everything = json.loads(tag(photos, "--labels", LABELS, "--top", 99, "--format", "json").out)
+    assert [len(e["labels"]) for e in everything] == [7] * 4
+    assert [len(e["labels"]) for e in json.loads(tag(photos, "--labels", LABELS, "--format", "json").out)] == [5] * 4
+    result = tag(photos, "--labels", LABELS, "--threshold", 0.15, "--format", "json")
+    assert "not calibrated" in result.err  # and so a threshold means little
+    for entry, full in zip(json.loads(result.out), everything, strict=True):
+        assert entry["labels"] == [e for e in full["labels"] if e["probability"] >= 0.15]
+    assert any(0 < len(e["labels"]) < 7 for e in json.loads(result.out))
+    both = json.loads(tag(photos, "--labels", LABELS, "--threshold", 0.1, "--top", 1, "--format", "json").out)
+    assert [e["labels"] for e in both] == [e["labels"][:1] for e in everything]
+    none = tag(photos / "img1.png", "--labels", LABELS, "--threshold", 1)
+    assert none.code == 0
+    assert none.out.splitlines()[1] == "  (no label reaches the threshold)"
+
+
+def test_maps(tag, photos):
+    options = (photos / "img1.png", "--labels", LABELS, "--maps", "--top", 2)
+    for form in ("json", "jsonl"):
+        text = tag(*options, "--format", form).out
+        entry = json.loads(text)[0] if form == "json" else json.loads(text)
+        assert entry["grid"] == [4, 4]
+        heat = np.array(entry["labels"][0]["map"])
+        assert heat.shape == (4, 4)
+        assert heat.max() == 1
+    tag(*options).refused("--maps needs --format json or jsonl")
+
+
+def test_another_matcher(tag, photos):
+    scores = [
+        tag(photos / "img1.png", "--labels", LABELS, "--format", "jsonl", "--matcher", name).out
+        for name in ("kcot", "average")
+    ]
+    assert scores[0] != scores[1]
+    assert scores[0] == tag(photos / "img1.png", "--labels", LABELS, "--format", "jsonl").out
+
+
+# ------------------------------------------------------------------------------------------------ files and pages
+
+
+def test_out_is_written_whole_or_not_at_all(tag, photos, tmp_path, monkeypatch):
+    out = tmp_path / "deep" / "tags.json"
+    result = tag(photos, "--labels", LABELS, "--format", "json", "--out", out)
+    assert (result.code, result.out) == (0, "")
+    assert json.loads(out.read_text()) == json.loads(tag(photos, "--labels", LABELS, "--format", "json").out)
+    before, calls = out.read_text(), []
+    inner = ramatch.recognizer.Recognizer.predict_loaded
+
+    def second_fails(self, *arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RamatchError("the model broke")
+        return inner(self, *arguments, **options)
+
+    monkeypatch.setattr(ramatch.recognizer.Recognizer, "predict_loaded", second_fails)
+    tag(photos, "--labels", "cat,dog", "--format", "json", "--out", out, "--batch-size", 1).refused("the model broke")
+    assert len(calls) == 2
+    assert out.read_text() == before
+    assert [p.name for p in out.parent.iterdir()] == ["tags.json"]
+    tag(photos, "--labels", "cat", "--out", tmp_path).refused(str(tmp_path), "directory")
+
+
+@pytest.mark.parametrize("options", [(), ("--threshold", 0.1), ("--top", 2)], ids=["plain", "threshold", "top"])
+def test_report(tag, photos, tmp_path, options):
+    result = tag(photos, "--labels", LABELS, "--report", tmp_path / "out.html", *options)
+    assert result.code == 0
+    assert result.err.endswith(f"ramatch: wrote {tmp_path / 'out.html'}\n")
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    cards = page.count('<article class="card"')
+    assert cards == 4
+    for name in ("img1.png", "img2.jpg", "img10.png", "img3.webp"):
+        assert f'title="{name}"' in page
+    assert page.count("data-map=") == 4 * {(): 5, ("--top", 2): 2}.get(options, 7)
+    answered = [line for line in result.out.splitlines() if not line.startswith(" ")]
+    assert answered == [str(p) for p in (photos / "img1.png", photos / "img2.jpg", photos / "img10.png",
+                                         photos / "more" / "img3.webp")]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["json", "table"])
+def test_many_images_are_not_held_in_memory(tag, photos, tmp_path, monkeypatch, form):
+    alive: weakref.WeakSet = weakref.WeakSet()
+    most = 0
+
+    def many(recognizer, paths, **options) -> Iterator[Prediction]:
+        nonlocal most
+        for i in range(40):
+            plan = np.full((16, 2), 1 / 16, np.float32)
+            found = Prediction(
+                ("cat", "dog"), np.array([0.2, 0.8]), np.array([0.2, 0.8 + i]), False, (4, 4), plan=plan,
+                source=str(paths[0]),
+            )  # fmt: skip
+            alive.add(found)
+            most = max(most, len(alive))
+            yield found
+
+    monkeypatch.setattr(ramatch.recognizer, "predict_files", many)
+    result = tag(photos, "--labels", "cat,dog", "--format", form, "--report", tmp_path / "out.html")
+    assert result.code == 0
+    assert (tmp_path / "out.html").read_text().count('<article class="card"') == 40
+    assert most <= 4
+    if form == "json":
+        assert len(json.loads(result.out)) == 40
+
+
+# ------------------------------------------------------------------------------------------------------- trouble
+
+
+def test_unreadable_images_are_reported_and_counted_and_the_others_answered(tag, photos, tmp_path):
+    (photos / "img2.jpg").write_bytes(b"this is no picture")
+    (photos / "img10.png").write_bytes((photos / "img1.png").read_bytes()[:90])
+    result = tag(photos, photos / "gone.jpg", "--labels", LABELS, "--format", "json", "--report", tmp_path / "r.html")
+    assert result.code == 1
+    assert names_of(json.loads(result.out)) == ["img1.png", "img3.webp"]
+    lines = [line for line in result.err.splitlines() if "could not" in line]
+    assert len(lines) == 4
+    assert lines[0] == f"ramatch: could not read {photos / 'gone.jpg'}: no such file or folder"
+    assert lines[1].startswith(f"ramatch: could not read {photos / 'img2.jpg'}: not a picture")
+    assert lines[2].startswith(f"ramatch: could not read {photos / 'img10.png'}: ")
+    assert lines[3] == "ramatch: 3 of 5 images could not be read"
+    assert (tmp_path / "r.html").read_text().count('<article class="card"') == 2
+
+
+def test_nothing_readable(tag, photos, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"")
+    for form, expected in (("json", []), ("jsonl", None), ("csv", None), ("table", None)):
+        result = tag(
+            tmp_path / "bad.png", "--labels", LABELS, "--format", form, "--report", tmp_path / "r.html", "--quiet"
+        )
+        assert result.code == 1
+        assert "1 of 1 images could not be read" in result.err
+        if expected is not None:
+            assert json.loads(result.out) == expected
+    assert not (tmp_path / "r.html").exists()
+    tag(tmp_path / "none.png", "--labels", LABELS).refused("no such file or folder", "none.png")
+    (tmp_path / "empty").mkdir()
+    tag(tmp_path / "empty", "--labels", LABELS).refused("no images found")
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tag, ramatch, photos, tmp_path, model):
+    image = photos / "img1.png"
+    tag(image).refused("no labels", "--labels-file")
+    tag(image, "--labels", " , ").refused("--labels has no label in it")
+    tag(image, "--labels", "cat, dog,cat").refused("'cat' twice")
+    (tmp_path / "labels.txt").write_text("# only a comment\n\n")
+    tag(image, "--labels-file", tmp_path / "labels.txt").refused("labels.txt has no label in it")
+    tag(image, "--labels-file", tmp_path / "none.txt").refused("none.txt", "No such file")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00c")
+    tag(image, "--labels-file", tmp_path / "binary.txt").refused("UTF-8")
+    tag(image, "--labels", "cat", "--vocabulary", "voc20").refused("not allowed with")
+    tag(image, "--vocabulary", "klingon").refused("no bundled vocabulary 'klingon'", "coco80")
+    for value in ("1.5", "-0.1", "nan", "high"):
+        tag(image, "--labels", "cat", f"--threshold={value}").refused("--threshold", value)
+    for value in ("0", "many"):
+        tag(image, "--labels", "cat", "--top", value).refused("--top", value)
+    tag(image, "--labels", "cat", "--format", "xml").refused("xml", "jsonl")
+    ramatch("tag", image, "--labels", "cat", "--device", "abacus").refused("abacus", "cuda")
+    tag(image, "--labels", "cat", "--colour", "on").refused("'tag' does not know '--colour'")
+
+
+def test_models_that_are_not_there(ramatch, photos, tmp_path):
+    image = photos / "img1.png"
+    ramatch("tag", image, "--labels", "cat", "--model", "nobody/no-such-clip").refused(
+        "'nobody/no-such-clip' is not on this machine", "HF_HUB_OFFLINE"
+    )
+    ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "no" / "model").refused("no such file or folder")
+    (tmp_path / "other").mkdir()
+    ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "other").refused("no config.json")
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "resnet"}')
+    ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "other").refused("'resnet' model", "CLIP")
+
+
+def test_debug_shows_the_traceback(photos):
+    from ramatch.cli import main
+
+    with pytest.raises(RamatchError, match="no labels"):
+        main(["--debug", "tag", str(photos)])
+
+
+# ------------------------------------------------------------------------------------------------ as a program
+
+
+def program(*arguments: object, **environment: str) -> subprocess.Popen:
+    paths = os.pathsep.join(p for p in sys.path if p)
+    return subprocess.Popen(
+        [sys.executable, "-m", "ramatch", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+
+
+def test_a_reader_that_goes_away_is_no_error(photos, model):
+    process = program("tag", photos, "--labels", LABELS, "--model", model, "--format", "jsonl", "--batch-size", 1)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()  # before the first answer, as `| true` would
+    err = process.stderr.read().decode()
+    assert process.wait(timeout=120) == 0, err
+    assert err == ""
+
+
+def test_a_terminal_that_cannot_show_everything(model, tmp_path):
+    put_photos(tmp_path, "größe.png")
+    process = program(
+        "tag", tmp_path / "größe.png", "--labels", "cat", "--model", model, PYTHONIOENCODING="ascii", PYTHONUTF8="0"
+    )
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, b"")
+    assert out.decode("ascii").splitlines()[1] == "  cat   1.00  " + 20 * "?"  # one label alone: relative, so 1
