@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ramatch.files import write_atomic, write_json, write_text
 
@@ -60,9 +62,11 @@ def test_permissions_links_and_devices(tmp_path):
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "a.txt", "a")
+        write_atomic(tmp_path / "a.safetensors", lambda path: save_file({"x": torch.zeros(1)}, path))
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640  # what the user's umask says
+    for name in ("a.txt", "a.safetensors"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640  # what the user's umask says
     (tmp_path / "link").symlink_to("a.txt")
     write_text(tmp_path / "link", "b")
     assert (tmp_path / "link").is_symlink()

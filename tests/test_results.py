@@ -50,18 +50,19 @@ def test_a_result_is_frozen_and_checks_its_shapes():
             prediction(**{name: wrong})
 
 
+@pytest.mark.parametrize("kind", ["similarity", "plan"])
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7), (8, 2)])
 @pytest.mark.parametrize("corner", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=["nw", "ne", "sw", "se"])
-def test_the_heat_stays_in_its_corner_when_resized(grid, corner):
+def test_the_heat_stays_in_its_corner_when_resized(grid, corner, kind):
     """A region in one corner of the grid is in that corner of the image, whatever the two shapes are."""
     row, column = (0, grid[0] - 1)[corner[0]], (0, grid[1] - 1)[corner[1]]
     plan = np.full((grid[0] * grid[1], len(LABELS)), 0.01, dtype=np.float32)
     plan[row * grid[1] + column, 1] = 1.0  # row-major
-    found = prediction(grid, plan=plan, similarities=None, marginal=None)
-    small = found.heatmap("dog")
+    found = prediction(grid, **{"plan": plan, "similarities": plan} if kind == "similarity" else {"plan": plan})
+    small = found.heatmap("dog", kind=kind)
     assert small.shape == grid
     assert small[row, column] == 1.0
-    heat = found.heatmap("dog", size=(90, 60))
+    heat = found.heatmap("dog", kind=kind, size=(90, 60))
     assert heat.shape == (60, 90)
     assert 0 <= heat.min() <= heat.max() <= 1
     y, x = np.unravel_index(heat.argmax(), heat.shape)
@@ -71,6 +72,19 @@ def test_the_heat_stays_in_its_corner_when_resized(grid, corner):
     assert heat[centre] > 0.8
     assert heat[59 - centre[0], 89 - centre[1]] < 0.1
     assert found.heatmap("cat").max() == 1.0  # an even map too: the largest weight is 1
+
+
+def test_two_kinds_of_map():
+    similarities = np.random.default_rng(1).normal(0.2, 0.05, (6, 4)).astype(np.float32)
+    found = prediction(similarities=similarities)
+    plan, near = found.heatmap("dog", kind="plan"), found.heatmap("dog", kind="similarity")
+    np.testing.assert_allclose(plan.ravel(), found.plan[:, 1] / found.plan[:, 1].max(), rtol=1e-5)
+    assert (np.argsort(near.ravel()) == np.argsort(similarities[:, 1])).all()
+    assert [near.min(), near.max()] == [0, 1]
+    assert (found.heatmap("dog") == near).all()
+    assert (prediction(similarities=None).heatmap("dog") == prediction().heatmap("dog", kind="plan")).all()
+    with pytest.raises(RamatchError, match="unknown kind of map 'heat'"):
+        found.heatmap("dog", kind="heat")
 
 
 def test_a_map_needs_a_known_label_and_a_plan():

@@ -27,7 +27,9 @@ def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
     try:
         # made here and not by `write`, so that the user's umask counts and a name in use is an error
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode
         write(temporary)
+        os.chmod(temporary, mode)  # safetensors puts a file of its own there, for its owner only
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

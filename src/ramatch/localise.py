@@ -25,11 +25,12 @@ def localise(
     backbone: str | None = None,
     device: str | None = None,
     matcher: str | None = None,
+    kind: str = "similarity",
     batch_size: int = 32,
     progress: bool = False,
 ) -> Localisation:
     """Maps of the labels present in each image against their boxes; crowds, boxes without an area (COCO has some) and
-    images without any other box are left out."""
+    images without any other box are left out. `kind` of map as in `Prediction.heatmap`; only plans depend on the matcher."""
     annotations = read_annotations(find_data(data), split=split, images_root=images_root)
     chosen = [r for r in annotations.records if _boxes(r)]
     if not chosen:
@@ -50,7 +51,7 @@ def localise(
             truths = [
                 Truth(size, boxes=np.array([b.corners for b in _boxes(record) if b.label == label])) for label in labels
             ]
-            total.add(labels, np.stack([prediction.heatmap(label) for label in labels]), truths)
+            total.add(labels, np.stack([prediction.heatmap(label, kind=kind) for label in labels]), truths)
         if progress:
             print(f"\r{min(start + batch_size, len(chosen))}/{len(chosen)} images", end="", file=sys.stderr)
     if progress:

@@ -11,6 +11,8 @@ from PIL import Image
 
 from .errors import RamatchError
 
+SHARPNESS = 12.0  # of similarity maps
+
 
 class Tag(NamedTuple):
     """One label of one image."""
@@ -67,17 +69,26 @@ class Prediction:
         """The labels that are at least this probable, best first."""
         return [tag for tag in self.tags() if tag.probability >= threshold]
 
-    def heatmap(self, label: str, *, size: tuple[int, int] | None = None) -> np.ndarray:
-        """Where a label is: its transport weights over the grid (rows, columns), scaled so that the largest is 1.
+    def heatmap(self, label: str, *, kind: str = "similarity", size: tuple[int, int] | None = None) -> np.ndarray:
+        """Where a label is, over the grid (rows, columns), in [0, 1] with the largest at 1.
 
-        `size` = (width, height) resizes smoothly to an image. The map says where the label would be if it is there; whether
-        it is there says its probability.
+        kind "similarity": how much each region looks like the label, which shows the whole object; "plan": the label's
+        transport weights, which show where it won against the other labels (the paper's individual view). `size` = (width,
+        height) resizes smoothly to an image. The map says where the label would be; whether it is there says its probability.
         """
         if label not in self.labels:
             raise RamatchError(f"'{label}' is not in the vocabulary of this prediction")
-        if self.plan is None:
+        values = {"similarity": self.similarities, "plan": self.plan}
+        if kind not in values:
+            raise RamatchError(f"unknown kind of map '{kind}'; known: {', '.join(values)}")
+        if kind == "similarity" and self.similarities is None:
+            kind = "plan"
+        if (chosen := values[kind]) is None:
             raise RamatchError("this prediction has no maps; predict with maps=True")
-        weights = self.plan[:, self.labels.index(label)].reshape(self.grid).astype(np.float32)
+        weights = chosen[:, self.labels.index(label)].reshape(self.grid).astype(np.float32)
+        if kind == "similarity":  # cosines lie close together: stretch them so that 0.1 below the best is a third of it
+            weights = np.exp((weights - weights.max()) * SHARPNESS)
+            weights = weights - weights.min() if np.ptp(weights) > 0 else weights
         heat = weights / max(float(weights.max()), 1e-12)
         if size is None:
             return heat

@@ -67,7 +67,6 @@ def test_joined_towers_equal_those_of_transformers(towers, tmp_path):
         hidden = Dinov2Model.from_pretrained(towers[0])(pixels).last_hidden_state
         y = hidden @ joined.visual_projection.weight.T
         image, patches = joined.encode_image(pixels)
-        # transformers interpolates positions in its own way (a scale, not a size), hence the wider bound
         torch.testing.assert_close(patches, y[:, 1:], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(image, y[:, 0] + y[:, 1:].mean(1), atol=1e-5, rtol=1e-4)
         text = "a red square at the left"

@@ -247,6 +247,14 @@ def test_bfloat16_stays_close() -> None:
     assert rough.scores.dtype == torch.float32
 
 
+def test_autocast_around_it_changes_nothing() -> None:
+    ram = alive(tiny_ram("paper"))
+    labels = encode(ram)
+    wanted = FastRAM(ram, labels)(images()).scores
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(FastRAM(ram, labels)(images()).scores, wanted)
+
+
 def test_weights_are_those_of_the_moment_it_was_built() -> None:
     ram = alive(tiny_ram("paper"))
     labels = encode(ram)

@@ -144,11 +144,12 @@ def test_what_surrounds_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     for i, (pixels, targets) in enumerate(batches(steps)):
         for run in (one, two):
             set_rates(run.optimizers, schedule(i, steps, 0.3))
-        torch.testing.assert_close(graphed(pixels, targets), one.plain(pixels, targets), atol=1e-6, rtol=1e-6)
+        # rates pass through float32
+        torch.testing.assert_close(graphed(pixels, targets), one.plain(pixels, targets), atol=1e-4, rtol=1e-4)
     assert fake.recorded == 1
     assert graphed.why_eager is None
     for name, value in one.ema.live.items():
-        torch.testing.assert_close(two.ema.live[name], value, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(two.ema.live[name], value, atol=1e-4, rtol=1e-4)
     assert graphed._held["_padded"] is not None
     assert all("capturable" not in g or g["capturable"] is False for o in two.optimizers for g in o.param_groups)
 

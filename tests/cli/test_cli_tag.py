@@ -17,6 +17,7 @@ import pytest
 from cli_helpers import LABELS, put_photos
 
 import ramatch.recognizer
+from ramatch.cli import main
 from ramatch.errors import RamatchError
 from ramatch.results import Prediction
 
@@ -270,8 +271,6 @@ def test_models_that_are_not_there(ramatch, photos, tmp_path):
 
 
 def test_debug_shows_the_traceback(photos):
-    from ramatch.cli import main
-
     with pytest.raises(RamatchError, match="no labels"):
         main(["--debug", "tag", str(photos)])
 
@@ -295,6 +294,23 @@ def test_a_reader_that_goes_away_is_no_error(photos, model):
     err = process.stderr.read().decode()
     assert process.wait(timeout=120) == 0, err
     assert err == ""
+
+
+def test_a_report_is_finished_even_if_no_one_reads_the_answers(photos, model, tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            if self.writes > 3:
+                raise BrokenPipeError
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", closed := Closed())
+    options = ["--labels", LABELS, "--model", str(model), "--device", "cpu", "--report", str(tmp_path / "r.html")]
+    assert main(["tag", str(photos), *options]) == 0
+    assert closed.writes == 4
+    assert (tmp_path / "r.html").read_text().count('<article class="card"') == 4
 
 
 def test_a_terminal_that_cannot_show_everything(model, tmp_path):

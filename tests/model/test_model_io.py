@@ -56,9 +56,12 @@ def test_half_precision_on_disk(tmp_path):
     sizes = [sum(f.stat().st_size for f in (tmp_path / n).rglob("*.safetensors")) for n in ("full", "half")]
     assert sizes[1] < 0.6 * sizes[0]
     again = load_ram(tmp_path / "half")
-    assert again.backbone.fingerprint() == ram.backbone.fingerprint()
+    save_ram(again, tmp_path / "twice", with_backbone=True, half=True)
+    assert load_ram(tmp_path / "twice").backbone.fingerprint() == again.backbone.fingerprint()  # rounded once, not again
+    words, rounded = ram.backbone.text.tokens.weight, again.backbone.text.tokens.weight
+    assert (words - rounded).abs().max() <= words.abs().max() / 127  # int8 with a scale per row
     with torch.no_grad():
-        close(again(pixels(), NAMES).region, ram(pixels(), NAMES).region, 5e-3)
+        close(again(pixels(), NAMES).region, ram(pixels(), NAMES).region, 1e-2)
 
 
 def test_backbone_found_by_its_name(tmp_path):

@@ -93,7 +93,7 @@ def random_ram(
 
 
 def random_labels(count: int, dim: int, device: torch.device) -> Labels:
-    """A vocabulary of random unit features, as far apart as D dimensions allow (transport then has most work to do)."""
+    """A vocabulary of random unit features: regions differ in what they resemble, so transport has work to do."""
     g = torch.Generator().manual_seed(count)
     raw = torch.randn(count, dim, generator=g).to(device)
     return Labels(tuple(f"label {i}" for i in range(count)), normalize(raw, dim=-1), raw)

@@ -1,7 +1,7 @@
 """Speed, each line with a baseline measured beside it in the same run: `python -m ramatch.bench.speed`.
 
 Weights are random and of real size (ViT-B/16; on a CPU the small model's), so nothing is downloaded: speed does not depend on
-what the numbers are, except for the transport solver's iterations, for which labels lie as far apart as they can.
+what the numbers are, except for the transport solver's iterations, which get labels that differ.
 A line that fails or takes too long is reported as such and the others still run. See docs/performance.md for the method.
 """
 

@@ -7,10 +7,10 @@ import csv
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import RamatchError
 from ._shared import MATCHERS, add_labels, add_model, count, labels_of, load_recognizer, share
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "csv", "jsonl")
 TOP = 5  # labels per image, unless told
 REPORT_TOP = 15  # labels listed per image on a page, where the threshold alone would choose
+
+
+class Output(Protocol):
+    """What a writer needs of a file."""
+
+    def write(self, text: str, /) -> int: ...
+    def flush(self) -> None: ...
 
 
 def add_verbs(verbs: Any) -> None:
@@ -103,8 +110,10 @@ def _find(images: list[str]) -> tuple[list[Path], list[tuple[str, str]]]:
     return list(found), missing
 
 
-def _answer(answers: Iterator[Prediction], file: TextIO, arguments: argparse.Namespace) -> None:
+def _answer(answers: Iterator[Prediction], file: Output, arguments: argparse.Namespace) -> None:
     """Write every answer as it comes, and the page beside it; no more than a batch is held."""
+    if arguments.report:
+        file = _WhileRead(file)
     top = arguments.top or (None if arguments.threshold is not None else TOP)
     chosen = {"top": top, "threshold": arguments.threshold}
     written = WRITERS[arguments.format](answers, file, maps=arguments.maps, **chosen)
@@ -116,6 +125,27 @@ def _answer(answers: Iterator[Prediction], file: TextIO, arguments: argparse.Nam
         write_report(shown, sources, arguments.report, top=top or REPORT_TOP, threshold=arguments.threshold)
         print(f"ramatch: wrote {arguments.report}", file=sys.stderr)
     deque(written, maxlen=0)
+
+
+class _WhileRead:
+    """Standard output for as long as someone reads it: a page that was asked for is finished all the same."""
+
+    def __init__(self, file: Output) -> None:
+        self.file, self.gone = file, False
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self.file.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self.file.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        if not self.gone:
+            try:
+                call()
+            except BrokenPipeError:
+                self.gone = True
 
 
 def _with_sources(answers: Iterator[Prediction]) -> tuple[Iterator[Prediction], Iterator[str | None]]:
@@ -138,7 +168,7 @@ def _with_sources(answers: Iterator[Prediction]) -> tuple[Iterator[Prediction], 
 # Writers pass on what they have written, so that a report can follow in the same pass.
 
 
-def _json(answers: Iterator[Prediction], file: TextIO, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
+def _json(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
     file.write("[")
     between = "\n"
     for prediction in answers:
@@ -149,14 +179,14 @@ def _json(answers: Iterator[Prediction], file: TextIO, *, maps: bool, **chosen: 
     file.write("\n]\n")
 
 
-def _jsonl(answers: Iterator[Prediction], file: TextIO, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
+def _jsonl(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
     for prediction in answers:
         file.write(json.dumps(prediction.to_dict(maps=maps, **chosen), ensure_ascii=False) + "\n")
         file.flush()
         yield prediction
 
 
-def _csv(answers: Iterator[Prediction], file: TextIO, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
+def _csv(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["image", "label", "probability", "score"])
     for prediction in answers:
@@ -165,7 +195,7 @@ def _csv(answers: Iterator[Prediction], file: TextIO, *, maps: bool, **chosen: A
         yield prediction
 
 
-def _table(answers: Iterator[Prediction], file: TextIO, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
+def _table(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
     for prediction in answers:
         entries = prediction.to_dict(**chosen)["labels"]
         file.write(f"{prediction.source}\n")

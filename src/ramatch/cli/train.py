@@ -49,6 +49,12 @@ def add_verbs(verbs: Any) -> None:
         "--all-scores", action="store_true", help="also the parts: global feature alone, regions, best region"
     )
     parser.add_argument("--localise", action="store_true", help="pointing game and IoU against the data's boxes")
+    parser.add_argument(
+        "--map",
+        choices=("similarity", "plan"),
+        default="similarity",
+        help="with --localise: of what (default: %(default)s)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON")
     parser.add_argument("--markdown", action="store_true")
     parser.set_defaults(run=run_eval)
@@ -167,7 +173,7 @@ def _localise(arguments: argparse.Namespace) -> int:
     report = localise(
         arguments.model, arguments.data, split=arguments.split, images_root=arguments.images_root,
         label_features=arguments.label_features, backbone=arguments.backbone, device=arguments.device,
-        matcher=arguments.matcher, batch_size=arguments.batch_size, progress=sys.stderr.isatty(),
+        matcher=arguments.matcher, kind=arguments.map, batch_size=arguments.batch_size, progress=sys.stderr.isatty(),
     )  # fmt: skip
     print(report.to_table())
     if arguments.json:

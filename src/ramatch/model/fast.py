@@ -96,7 +96,8 @@ class FastRAM:
     @torch.no_grad()
     def set_labels(self, labels: Labels) -> None:
         """Make an encoded vocabulary ready. One of the same size keeps the graphs."""
-        old, new = self._vocabulary, self.path.vocabulary(labels)
+        with self._tuned():
+            old, new = self._vocabulary, self.path.vocabulary(labels)
         if old is not None and old.sizes == new.sizes:
             for kept, value in zip(old.tensors, new.tensors, strict=True):
                 kept.copy_(value)
@@ -192,17 +193,19 @@ class FastRAM:
 
     @contextmanager
     def _tuned(self) -> Iterator[None]:
-        """Convolutions in the fastest way for their shape, chosen once; the setting is put back."""
-        if self.device.type != "cuda":
-            yield
-            return
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-        try:
-            with torch.cuda.device(self.device):
+        """Types as chosen here, whatever autocast says; convolutions in the fastest way for their shape, found once. Both settings
+        are put back."""
+        with torch.autocast(self.device.type, enabled=False):
+            if self.device.type != "cuda":
                 yield
-        finally:
-            torch.backends.cudnn.benchmark = before
+                return
+            before = torch.backends.cudnn.benchmark
+            torch.backends.cudnn.benchmark = True
+            try:
+                with torch.cuda.device(self.device):
+                    yield
+            finally:
+                torch.backends.cudnn.benchmark = before
 
     # ------------------------------------------------------------------------------------------------ checks
 

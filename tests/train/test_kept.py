@@ -1,0 +1,349 @@
+"""Training from kept stems equals training on pixels; broad targets; views; adapting from files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "align"))
+
+from align_helpers import put_squares
+from tiny_models import close, tiny_ram
+from train_tiny import tiny_backbone
+
+from ramatch import Recognizer
+from ramatch.config import RAMConfig, preset
+from ramatch.data import read_annotations
+from ramatch.data.annotations import Annotations, Record, Summary
+from ramatch.data.views import plain_views, random_views
+from ramatch.errors import RamatchError
+from ramatch.model.io import save_backbone
+from ramatch.model.ram import RAM
+from ramatch.train.adapt import adapt_folder, broad_targets, settings_from
+from ramatch.train.kept import FitConfig, collect, fit, keep, load_pixels
+
+LABELS = ["cat", "dog", "red kite", "traffic light"]
+TARGETS = torch.tensor([[1, 0, 1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 1, -1]]).float()
+# (which parts learn decides where the stem ends)
+VARIANTS = {
+    "ramatch": {}, "no visual prompts": {"visual_prompts": 0}, "no tss": {"tss": False}, "final patches": {"saa_layers": 0},
+    "taps before": {"tss_input": "before", "visual_prompts": 0}, "all layers": {"saa_layers": 4, "adapted_layers": 4},
+}  # fmt: skip
+
+
+def pictures(count: int = 5, height: int = 32, width: int = 32) -> torch.Tensor:
+    g = torch.Generator().manual_seed(7)
+    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=g)
+
+
+# ---------------------------------------------------------------------------------------------------- kept stems
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_loss_and_gradients_equal_those_on_pixels(changes):
+    ram, pixels = tiny_ram("ramatch", **changes).train(), pictures()
+    found = []
+    for source in (ram.preprocess.normalise(pixels), keep(ram, pixels).pick(0, torch.arange(5))):
+        ram.zero_grad()
+        loss = ram.loss(ram(source, LABELS, TARGETS), TARGETS)
+        loss.backward()
+        gradients = {n: p.grad.clone() for n, p in ram.named_parameters() if p.grad is not None}
+        found.append((loss.detach(), gradients))
+    (loss, on_pixels), (kept_loss, on_kept) = found
+    close(kept_loss, loss)
+    assert on_pixels.keys() == on_kept.keys()
+    assert len(on_pixels) > 2
+    assert not any(name.startswith("backbone.") for name in on_pixels)
+    for name, gradient in on_pixels.items():
+        close(on_kept[name], gradient, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["ramatch", "paper"])
+def test_collect_equals_recognising_the_pixels(name):
+    ram, pixels = tiny_ram(name), pictures(7)
+    for background in ((), ("red", "blue")):
+        ram.background = background
+        features = collect(ram, keep(ram, pixels, batch=3), LABELS, batch=2)
+        with torch.no_grad():
+            output = ram(ram.preprocess.normalise(pixels), LABELS)
+        assert features.shape == (7, 4, 3)
+        region = output.region * ((4 + len(background)) if name == "paper" else 1)  # always with a column mass of 1
+        close(features, torch.stack([output.image, region, output.best], -1))
+
+
+def test_views_are_the_image_its_mirror_and_crops():
+    ram, pixels = tiny_ram(visual_prompts=0, adapted_layers=1), pictures()
+    kept = keep(ram, pixels, 4, seed=3, crop=0.7)
+    assert len(kept) == 5
+    assert kept.x.shape == (4, 5, 17, 64)
+    with torch.no_grad():
+        mirrored = ram.region_set.stem(ram.backbone, ram.preprocess.normalise(pixels.flip(-1)))
+        crops = random_views(pixels, (32, 32), torch.Generator().manual_seed(3), crop=0.7)
+        cropped = ram.region_set.stem(ram.backbone, ram.preprocess.normalise(crops))
+    close(kept.x[1], mirrored.x)
+    close(kept.x[2], cropped.x)
+    assert (kept.x[2] - kept.x[3]).abs().max() > 0.01
+    again = keep(ram, pixels, 4, seed=3, crop=0.7, batch=2)
+    close(again.x[:2], kept.x[:2])
+    some = kept.subset(torch.tensor([3, 1]))
+    assert torch.equal(some.x, kept.x[:, [3, 1]])
+    assert torch.equal(some.taps[0], kept.taps[0][:, [3, 1]])
+    picked = kept.pick(torch.tensor([2, 0]), torch.tensor([4, 4]))
+    assert torch.equal(picked.x, torch.stack([kept.x[2, 4], kept.x[0, 4]]))
+
+
+def test_taps_keep_their_order_beyond_ten_layers():
+    from ramatch.model.backbone import Backbone
+    from ramatch.model.preprocess import Preprocess
+    from ramatch.model.towers import TowerConfig
+
+    vision = TowerConfig(16, 12, 2, 16, patch=8, image=16, stem_norm=True)
+    ram = RAM(Backbone(vision, None, 8, Preprocess((16, 16))), preset("ramatch", adapted_layers=12, visual_prompts=0))
+    pixels = pictures(2, 16, 16)
+    taps = ram.trunk(ram.preprocess.normalise(pixels)).taps
+    kept = keep(ram, pixels).taps
+    assert len(kept) == 12
+    for ours, theirs in zip(kept, taps, strict=True):
+        close(ours[0], theirs)
+    assert (taps[2] - taps[10]).abs().max() > 0.01
+
+
+def test_fit_learns_and_repeats_itself():
+    pixels, targets = pictures(16), torch.eye(4).repeat(4, 1)
+    config = FitConfig(epochs=30, batch_size=8, lr=3e-3, lr_prompts=0.02, lr_tau=1e-3)
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(5)
+        ram = tiny_ram()
+        frozen = {n: p.clone() for n, p in ram.backbone.named_parameters()}
+        kept = keep(ram, pixels, 2)
+        first = ram.loss(ram(kept.pick(0, slice(None)), LABELS, targets), targets).item()
+        log = fit(ram, kept, targets, LABELS, config, seed)
+        last = ram.loss(ram(kept.pick(0, slice(None)), LABELS, targets), targets).item()
+        assert last < 0.8 * first
+        assert log["loss"][-1] < first
+        assert log["tau"] == [ram.tau_global.item(), ram.tau_region.item()]
+        assert all(torch.equal(p, frozen[n]) for n, p in ram.backbone.named_parameters())
+        found.append(ram.adapters())
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
+    assert not all(torch.equal(found[0][n], found[2][n]) for n in found[0])
+
+
+def test_the_weights_end_as_their_average():
+    pixels, targets = pictures(8), torch.eye(4).repeat(2, 1)
+
+    def run(ema: float) -> list[torch.Tensor]:
+        """What learns, before each step and at the end."""
+        torch.manual_seed(5)
+        ram = tiny_ram()
+        learning = [p for p in ram.parameters() if p.requires_grad]
+        trace, inner = [], ram.loss
+
+        def loss(*arguments):
+            trace.append(torch.cat([p.detach().flatten().clone() for p in learning]))
+            return inner(*arguments)
+
+        ram.loss = loss  # type: ignore[method-assign]
+        fit(ram, keep(ram, pixels), targets, LABELS, FitConfig(epochs=6, batch_size=4, lr=1e-3, ema=ema), 0)
+        return [*trace, torch.cat([p.detach().flatten() for p in learning])]
+
+    start, *steps = run(0.0)
+    mean = start
+    for step, now in enumerate(steps, start=1):
+        decay = min(0.5, (1 + step) / (10 + step))  # the average starts short
+        mean = decay * mean + (1 - decay) * now
+    found = run(0.5)[-1]
+    close(found, mean)
+    assert (found - steps[-1]).abs().max() > 1e-4
+
+
+def test_settings_of_a_fit_are_checked():
+    for wrong in ({"epochs": 0}, {"batch_size": 0}, {"lr": -1.0}, {"ema": 1.0}, {"loss": "hinge"}):
+        with pytest.raises(RamatchError, match=next(iter(wrong))):
+            FitConfig(**wrong)
+    ram = tiny_ram()
+    with pytest.raises(RamatchError, match="1 views were kept"):
+        fit(ram, keep(ram, pictures()), TARGETS, LABELS, FitConfig(views=(1,)), 0)
+    config, ram_config = settings_from(
+        ["epochs=4", "lr=1e-4", "views=[0, 1]", "tss=false", "tau_u=none", 'templates=["{}"]']
+    )
+    assert config == FitConfig(epochs=4, lr=1e-4, views=(0, 1))
+    assert ram_config == preset("ramatch", tss=False, tau_u=None, templates=("{}",))
+    assert settings_from(["saa_layers=2"], "paper")[1] == preset("paper", saa_layers=2)
+    for wrong_text in ("epochs", "speed=3", "epochs=many", "tss=perhaps", "matcher=magic"):
+        with pytest.raises(RamatchError, match=wrong_text.split("=")[0]):
+            settings_from([wrong_text])
+
+
+def test_pixels_of_annotations(tmp_path):
+    data = put_squares(tmp_path / "data", 6)
+    annotations = read_annotations(data / "labels.json")
+    pixels = load_pixels(annotations, (32, 32), workers=0)
+    assert pixels.shape == (3, 3, 32, 32)
+    assert pixels.dtype == torch.uint8
+    expected = np.stack([np.asarray(Image.open(data / "images" / f"{i:03}.png")) for i in (0, 2, 4)])
+    assert torch.equal(pixels, torch.from_numpy(expected).permute(0, 3, 1, 2))
+
+
+# ---------------------------------------------------------------------------------------------------------- views
+
+
+@pytest.mark.parametrize("size", [(32, 32), (20, 48), (64, 40)])
+def test_a_plain_view_is_a_resize(size):
+    smooth = Image.fromarray(pictures(1, 6, 5)[0].permute(1, 2, 0).numpy()).resize((40, 36), Image.Resampling.BICUBIC)
+    tensor = torch.from_numpy(np.asarray(smooth).copy()).permute(2, 0, 1)[None]
+    view = plain_views(tensor, size)
+    expected = torch.from_numpy(np.asarray(smooth.resize(size[::-1], Image.Resampling.BICUBIC)).copy()).permute(2, 0, 1)
+    assert view.shape == (1, 3, *size)
+    assert (view[0] - expected.float()).abs().max() <= 1.01  # Pillow rounds to whole numbers on the way
+    assert torch.equal(plain_views(tensor, size, flip=True), view.flip(-1))
+    assert torch.equal(plain_views(tensor, (36, 40)), tensor.float())
+
+
+def test_random_views_follow_their_generator():
+    """A picture whose red is x and whose green is y tells where each pixel of a view came from."""
+    ramp = torch.linspace(0, 255, 64)
+    image = torch.stack([ramp.expand(64, 64), ramp[:, None].expand(64, 64), torch.zeros(64, 64)]).to(torch.uint8)
+    images = image.expand(40, -1, -1, -1)
+    views = random_views(images, (32, 24), torch.Generator().manual_seed(0), crop=0.4)
+    assert views.shape == (40, 3, 32, 24)
+    assert views.min() >= 0
+    assert views.max() <= 255
+    assert torch.equal(views, random_views(images, (32, 24), torch.Generator().manual_seed(0), crop=0.4))
+    share, ratio, at_x, _, mirror = torch.rand(5, 40, generator=torch.Generator().manual_seed(0))
+    flipped = views[:, 0, 16, 0] > views[:, 0, 16, -1]
+    assert torch.equal(flipped, mirror < 0.5)
+    assert 10 < int(flipped.sum()) < 30
+    wide = (views[:, 0, 16, -1] - views[:, 0, 16, 0]).abs() / 255 * 24 / 23  # share of the width that is seen
+    high = (views[:, 1, -1, 12] - views[:, 1, 0, 12]) / 255 * 32 / 31
+    aspect = torch.exp((2 * ratio - 1) * np.log(4 / 3))
+    area = 0.4 + 0.6 * share
+    assert torch.allclose(wide, (area * aspect).sqrt().clamp(max=1), atol=0.03)
+    assert torch.allclose(high, (area / aspect).sqrt().clamp(max=1), atol=0.03)
+    centre = (views[:, 0].amin((1, 2)) + views[:, 0].amax((1, 2))) / 510
+    expected = 0.5 + (at_x - 0.5) * (1 - (area * aspect).sqrt().clamp(max=1))
+    assert torch.allclose(centre, expected, atol=0.03)
+    whole = random_views(images[:4], (64, 64), torch.Generator().manual_seed(1), crop=1.0)
+    assert (whole[:, 1, -1, 0] - whole[:, 1, 0, 0] > 255 * 0.8).all()
+
+
+# --------------------------------------------------------------------------------------------------- broad targets
+
+
+def annotated(classes: tuple[str, ...], rows: dict[str, tuple[str, ...]]) -> Annotations:
+    return Annotations(classes, [Record(k, v) for k, v in rows.items()], Summary("x", "x"))
+
+
+class Words:
+    """Text features by hand: each word has its own direction, `puppy` lies close to `dog`."""
+
+    axes = ("dog", "cat", "red", "frisbee", "red frisbee")
+
+    def encode_text(self, names):
+        out = torch.zeros(len(names), len(self.axes) + 1)
+        for row, name in zip(out, names, strict=True):
+            if name == "puppy":
+                row[0], row[-1] = 0.9, 0.436
+            else:
+                row[self.axes.index(name)] = 1
+        return out
+
+
+def test_broad_targets_know_what_each_source_tells():
+    captions = {
+        "both": ["a dog with a red frisbee"], "caption": ["a puppy with a red frisbee", "dog"], "tag": ["a red frisbee"],
+        "cap2": ["puppy"],
+    }  # fmt: skip
+    labels = annotated(("cat", "dog"), {"both": ("cat",), "label": ("dog",), "elsewhere": ("cat",)})
+    keys = ["both", "caption", "label", "tag", "cap2"]
+    broad = broad_targets(Words(), keys, captions, labels, min_images=2)  # type: ignore[arg-type]
+    assert broad.names[:2] == ("cat", "dog")  # labels first
+    assert set(broad.names[2:]) == {"red", "frisbee", "red frisbee", "puppy"}  # "dog" is a label already
+    assert broad.targets.dtype == torch.int8
+    rows = {
+        key: dict(zip(broad.names, row.tolist(), strict=True)) for key, row in zip(keys, broad.targets, strict=True)
+    }
+    tags = {"red": 1, "frisbee": 1, "red frisbee": 1}
+    # captions say dog, the annotations (which are complete) say cat and no dog; puppy is too close to dog to be absent
+    assert rows["both"] == {"cat": 1, "dog": 0, "puppy": -1, **tags}
+    assert rows["caption"] == {"cat": -1, "dog": 1, "puppy": 1, **tags}  # no caption says that there is no cat
+    assert rows["label"] == {"cat": 0, "dog": 1, "puppy": -1, "red": -1, "frisbee": -1, "red frisbee": -1}
+    assert rows["tag"] == {"cat": -1, "dog": 0, "puppy": 0, **tags}
+    assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
+    far = broad_targets(Words(), keys, captions, labels, min_images=2, ignore_above=0.95)  # type: ignore[arg-type]
+    assert far.targets[keys.index("cap2"), far.names.index("dog")] == 0
+    few = broad_targets(Words(), keys, captions, labels, min_images=99)  # type: ignore[arg-type]
+    assert few.names == ("cat", "dog")
+    assert few.targets.tolist() == [[1, 0], [-1, -1], [0, 1], [-1, -1], [-1, -1]]
+
+
+# ------------------------------------------------------------------------------------------------------ adapting
+
+
+RAM_SETTINGS = RAMConfig(
+    adapted_layers=1, saa_layers=1, prompt_layers=1, visual_prompts=2, prompt_tokens=2, max_iter=20
+)
+
+
+def test_adapt_folder(tmp_path):
+    data = put_squares(tmp_path / "data", 24)
+    save_backbone(tiny_backbone(), tmp_path / "tower")
+    options: dict = {
+        "ram": RAM_SETTINGS, "config": FitConfig(epochs=2, batch_size=8, lr=1e-3), "min_images": 3, "views": 2,
+        "device": "cpu", "split": None, "ignore_above": 0.999,
+    }  # fmt: skip
+    gone = ["images/000.png", "images/001.png", "nowhere.png"]
+    report = adapt_folder(
+        tmp_path / "tower", data / "captions.json", data / "labels.json", tmp_path / "out", exclude=gone,
+        background=["square", "photo"], **options,
+    )  # fmt: skip
+    assert (report["images"], report["captioned"], report["labelled"], report["excluded"]) == (22, 22, 11, 2)
+    assert report["labels"] == 5
+    tags = (tmp_path / "out" / "tags.txt").read_text().split("\n")[:-1]
+    assert len(tags) == report["tags"]
+    assert "square" in tags
+    assert "red" not in tags  # a label already
+    written = json.loads((tmp_path / "out" / "adapt.json").read_text())
+    assert written == json.loads(json.dumps(report))
+    assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
+    (tmp_path / "tower").rename(tmp_path / "elsewhere")  # the model folder stands alone
+    recognizer = Recognizer.from_pretrained(tmp_path / "out", device="cpu")
+    assert recognizer.ram.background == ("square", "photo")
+    assert recognizer.ram.config == RAM_SETTINGS
+    recognizer.set_vocabulary(["red", "blue"])
+    assert recognizer.predict(data / "images" / "000.png").labels == ("red", "blue")
+    trained = recognizer.ram.region_set.tss[0].back.weight
+    assert trained.abs().max() > 0
+
+    place = (tmp_path / "elsewhere", data / "captions.json", data / "labels.json")
+    with pytest.raises(RamatchError, match="not an empty folder"):
+        adapt_folder(*place, tmp_path / "out", **options)
+    with pytest.raises(RamatchError, match="0 images are left"):
+        adapt_folder(*place, tmp_path / "new", exclude=[f"images/{i:03}.png" for i in range(24)], **options)
+    with pytest.raises(RamatchError, match="views"):
+        adapt_folder(*place, tmp_path / "new", **(options | {"views": 0}))
+    assert not (tmp_path / "new").exists()
+    again = adapt_folder(*place, tmp_path / "new", exclude=gone, **options)
+    assert again["log"]["loss"] == report["log"]["loss"]  # background has no part in training
+
+
+def test_captions_and_labels_of_different_images(tmp_path):
+    """Captioned images elsewhere, labelled ones in a folder of their own."""
+    captioned, labelled = put_squares(tmp_path / "c", 12), put_squares(tmp_path / "l", 12)
+    for i in range(12):
+        (captioned / "images" / f"{i:03}.png").rename(captioned / "images" / f"c{i:03}.png")
+    text = (captioned / "captions.json").read_text()
+    (captioned / "captions.json").write_text(text.replace("images/", "images/c"))
+    save_backbone(tiny_backbone(), tmp_path / "tower")
+    report = adapt_folder(
+        tmp_path / "tower", captioned / "captions.json", labelled / "labels.json", tmp_path / "out", split=None,
+        ram=RAM_SETTINGS, config=FitConfig(epochs=1), min_images=2, views=1, device="cpu",
+    )  # fmt: skip
+    assert (report["images"], report["captioned"], report["labelled"]) == (18, 12, 6)
