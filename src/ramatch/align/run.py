@@ -114,7 +114,7 @@ def align_folder(
     pixels = load_pixels(train, config.image_size)
     result = align(vision, text, pixels, [r.captions for r in train], config, device=device, on_log=on_log)
     report: dict[str, Any] = {
-        "data": data.summary.to_dict(),
+        "data": data.summary.to_dict() | {"path": Path(data.summary.path).name},  # models travel, folders do not
         "images": len(train),
         "tags": len(result.tags),
         "seconds": round(result.seconds, 1),

@@ -170,7 +170,7 @@ def adapt_folder(
             "fit": dataclasses.asdict(config), "ram": ram.to_dict(), "max_tags": max_tags, "min_images": min_images,
             "ignore_above": ignore_above, "views": views, "seed": seed,
         },
-        "data": [captioned.summary.to_dict(), labelled.summary.to_dict()],
+        "data": [s.to_dict() | {"path": Path(s.path).name} for s in (captioned.summary, labelled.summary)],
         "log": log,
     }  # fmt: skip
     write_text(out / "tags.txt", "".join(f"{tag}\n" for tag in tags))
