@@ -73,8 +73,10 @@ class Recognizer:
         folder = bundled_model(str(name)) or Path(name).expanduser()
         if is_model_folder(folder / "model"):  # a training run
             folder = folder / "model"
-        calibrator = None
+        calibrator, half = None, device.type == "cuda"
         if is_model_folder(folder):
+            # a model may say that bf16 is fine for it; on CPUs that compute in it, it is twice as fast
+            half = half or (read_json(folder / "config.json").get("cpu_dtype") == "bfloat16" and cpu_has_bfloat16())
             ram = load_ram(folder, backbone=backbone, label_features=label_features)
             if (folder / "calibration.json").is_file():
                 calibrator = Calibrator.from_dict(read_json(folder / "calibration.json"))
@@ -84,7 +86,7 @@ class Recognizer:
             where = str(folder) if folder.exists() else str(name)
             own = Backbone.from_pretrained(where, image_size=image_size, label_features=label_features)
             ram = RAM(own, zero_shot(named_preset(preset) if isinstance(preset, str) else preset, own))
-        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        dtype = dtype or (torch.bfloat16 if half else torch.float32)
         ram.to(device)
         ram.backbone.to(dtype)
         ram.region_set.to(dtype)
@@ -281,6 +283,12 @@ def zero_shot(config: RAMConfig, backbone: Backbone) -> RAMConfig:
         tss=False, visual_prompts=0, prompts="none", adapted_layers=min(config.adapted_layers, layers),
         saa_layers=min(config.saa_layers, layers),
     )  # fmt: skip
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU multiplies bf16 matrices natively (AVX512-BF16 or AMX); False where torch cannot tell."""
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check() for check in checks if check is not None)
 
 
 def is_single(images: Any) -> bool:

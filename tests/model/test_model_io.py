@@ -57,7 +57,9 @@ def test_half_precision_on_disk(tmp_path):
     assert sizes[1] < 0.6 * sizes[0]
     again = load_ram(tmp_path / "half")
     save_ram(again, tmp_path / "twice", with_backbone=True, half=True)
-    assert load_ram(tmp_path / "twice").backbone.fingerprint() == again.backbone.fingerprint()  # rounded once, not again
+    assert (
+        load_ram(tmp_path / "twice").backbone.fingerprint() == again.backbone.fingerprint()
+    )  # rounded once, not again
     words, rounded = ram.backbone.text.tokens.weight, again.backbone.text.tokens.weight
     assert (words - rounded).abs().max() <= words.abs().max() / 127  # int8 with a scale per row
     with torch.no_grad():

@@ -222,11 +222,11 @@ def test_our_own_form_keeps_the_features(tmp_path):
         assert other.fingerprint() == ours.fingerprint()
         near(other.encode_image(pixels)[0], ours.encode_image(pixels)[0], 0)
         near(other.encode_text(["red cat"]), ours.encode_text(["red cat"]), 0)
-        assert (other.preprocess, other.logit_scale, other.name) == (ours.preprocess, ours.logit_scale, ours.name)
+        assert (other.preprocess, other.logit_scale) == (ours.preprocess, ours.logit_scale)
+    assert (again.name, through.name) == (ours.name, str(tmp_path / "own"))  # a backbone is known by where it was found
     save_backbone(ours, tmp_path / "half", half=True)
-    assert (
-        load_saved_backbone(tmp_path / "half").fingerprint() == ours.fingerprint()
-    )  # fp16 of the same model is the same
+    half = load_saved_backbone(tmp_path / "half")
+    near(half.encode_text(["red cat"]), ours.encode_text(["red cat"]), 2e-2)  # word embeddings in int8
     ours.vision.cls.data[0] += 1
     assert again.fingerprint() != ours.fingerprint()
 

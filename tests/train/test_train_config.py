@@ -12,7 +12,7 @@ from ramatch.train.recipes import dump_config, list_recipes, load_recipe, parse_
 
 def test_every_benchmark_has_a_recipe_that_loads() -> None:
     recipes = list_recipes()
-    assert set(BENCHMARKS) | {"coco-ov-smoke"} == set(recipes)
+    assert set(BENCHMARKS) | {"coco-ov-smoke", "coco-ov-clip", "coco-ov-reference"} == set(recipes)
     for name, about in recipes.items():
         config = load_recipe(name)
         assert about, f"{name} does not say what it is"

@@ -1,0 +1,56 @@
+"""The model that ships: small enough, sees what anyone sees, and means what it says for any size of vocabulary."""
+
+from __future__ import annotations
+
+import pytest
+
+from ramatch import Recognizer
+from ramatch.assets import photo_paths, vocabulary
+from ramatch.model.loading import bundled_model
+
+PHOTOS = {path.stem: path for path in photo_paths()}
+
+
+@pytest.fixture(scope="module")
+def mini() -> Recognizer:
+    return Recognizer.from_pretrained("ramatch-mini", device="cpu")
+
+
+def test_size():
+    files = [f for f in bundled_model("ramatch-mini").rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files) < 100e6
+    assert max(f.stat().st_size for f in files) < 60e6
+
+
+@pytest.mark.parametrize(
+    ("photo", "there", "absent"),
+    [
+        ("coffee", ["cup", "coffee", "spoon"], ["dog", "car", "airplane", "giraffe"]),
+        ("cat", ["cat"], ["bus", "pizza", "surfboard", "dog"]),
+        ("astronaut", ["flag", "woman"], ["horse", "toilet", "banana"]),
+        ("moose", ["tree", "grass"], ["laptop", "kite", "train"]),
+    ],
+)
+def test_it_sees(mini, photo, there, absent):
+    mini.set_vocabulary(there + absent)
+    probability = {tag.label: tag.probability for tag in mini.predict(PHOTOS[photo]).tags()}
+    assert min(probability[label] for label in there) > 0.5
+    assert max(probability[label] for label in absent) < 0.1
+
+
+def test_one_label_or_hundreds(mini):
+    """The odds of a label hardly depend on what else is asked: the background competes either way."""
+    mini.set_vocabulary(["cup"])
+    alone = mini.predict(PHOTOS["coffee"]).top(1)[0].probability
+    mini.set_vocabulary(vocabulary("everyday"))
+    among = {tag.label: tag.probability for tag in mini.predict(PHOTOS["coffee"]).tags()}["cup"]
+    assert alone == pytest.approx(among, abs=0.1)
+
+
+def test_it_points_at_things(mini):
+    mini.set_vocabulary(["flag", "woman", "space shuttle", "helmet", "jacket"])
+    found = mini.predict(PHOTOS["astronaut"], maps=True)
+    flag, shuttle = found.heatmap("flag"), found.heatmap("space shuttle")
+    columns = flag.shape[1]
+    assert flag.sum(0).argmax() < columns / 4  # the flag hangs at the left edge
+    assert shuttle.sum(0).argmax() > columns / 2  # the model of the shuttle stands at the right
