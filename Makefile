@@ -31,7 +31,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check src tests
 
 types: $(VENV)/.installed-dev
-	$(BIN)/mypy
+	$(BIN)/mypy src/ramatch
 
 clean:
 	rm -rf $(VENV) $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
