@@ -15,7 +15,7 @@ def add_verbs(verbs: Any) -> None:
         "train",
         help="train RAM on a benchmark or your own data",
         description="Train the adapters on a frozen backbone. Start from a recipe; any field can be changed with name=value.",
-        epilog="example: ramatch train --recipe coco-ov --data ../shared/data/coco-ov epochs=3 optim.lr=1e-4",
+        epilog="example: ramatch train --recipe coco-ov --data data/coco-ov epochs=3 optim.lr=1e-4",
     )
     parser.add_argument(
         "--recipe", default="coco-ov-smoke", metavar="R", help="a recipe's name or a YAML file; 'list' shows them"

@@ -24,18 +24,18 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def find_data(path: str | os.PathLike) -> Path:
-    """The path itself; or, for a relative one, that name in $RAMATCH_DATA or in ../shared/data."""
+    """The path itself; or, for a relative one, that name in $RAMATCH_DATA."""
     given = Path(path).expanduser()
     if not str(path):
         raise RamatchError("no data given: set data.path to an annotation file or a folder")
     if given.exists() or given.is_absolute() or any(c in str(given) for c in "*?["):
         return given
-    shared = Path(os.environ.get("RAMATCH_SHARED", "../shared")) / "data"
-    places = [Path(p) / given.name for p in (os.environ.get("RAMATCH_DATA"), shared) if p]
-    for place in places:
+    looked = str(given)
+    if folder := os.environ.get("RAMATCH_DATA"):
+        place = Path(folder) / given.name
         if place.exists():
             return place
-    looked = ", ".join(str(p) for p in [given, *places])
+        looked += f", {place}"
     raise RamatchError(f"no such data: {given} (looked at {looked}); set data.path, or RAMATCH_DATA to its folder")
 
 

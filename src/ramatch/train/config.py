@@ -42,7 +42,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     """Where images and labels come from. `path` is anything `read_annotations` reads; a relative path is also looked for in
-    $RAMATCH_DATA and in ../shared/data."""
+    $RAMATCH_DATA."""
 
     path: str = ""
     split: str | None = "train"  # used where the path has several
