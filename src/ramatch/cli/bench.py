@@ -28,6 +28,16 @@ def add_verbs(verbs: Any) -> None:
     serve.add_argument("--seconds", type=float, default=5.0, help="per line")
     serve.add_argument("--json", metavar="FILE")
     serve.set_defaults(run=run_serve)
+    speed = actions.add_parser(
+        "speed", help="recognising and training, against plain CLIP and the Hugging Face pipeline"
+    )
+    add_device(speed)
+    speed.add_argument("--lines", metavar="A,B", help="some lines only (default: all that belong to the device)")
+    speed.add_argument(
+        "--cap", type=float, default=60.0, metavar="S", help="seconds a line may take (default: %(default)s)"
+    )
+    speed.add_argument("--json", metavar="FILE")
+    speed.set_defaults(run=run_speed)
 
 
 def run_ot(arguments: argparse.Namespace) -> int:
@@ -52,6 +62,14 @@ def run_serve(arguments: argparse.Namespace) -> int:
     rows = bench_serve(arguments.model, device=arguments.device, seconds=arguments.seconds)
     if arguments.json:
         write_json(arguments.json, rows)
+    return 0
+
+
+def run_speed(arguments: argparse.Namespace) -> int:
+    from ..bench.speed import show_speed
+
+    lines = arguments.lines.split(",") if arguments.lines else None
+    show_speed(arguments.device, lines, cap=arguments.cap, json=arguments.json)
     return 0
 
 
