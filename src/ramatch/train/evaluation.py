@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from .log import Progress
 FEATURES = ("image", "region", "best")  # s_G, s_R, cosine of the best region: what calibration looks at
 FLUSH = 1 << 26  # numbers kept on the device before they move to the CPU (256 MiB)
 RANKINGS = {
-    "model": "the model's own score",
+    "model": "the model's own score, or its probability where it is calibrated",
     "image": "class token: s_G alone",
     "region": "matched regions: s_R alone",
     "best": "max over regions",
@@ -215,15 +215,21 @@ def evaluate_all(
 ) -> dict[str, Report]:
     """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
 
+    "model" ranks by probability where the model is calibrated, by its own score otherwise.
     `preset` and `image_size` are for a plain CLIP. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU.
     """
     test = data if isinstance(data, TestSet) else read_test(
         data, protocol, split=split, images_root=images_root, classes=classes, seen=seen, unseen=unseen
     )  # fmt: skip
-    ram = model if isinstance(model, RAM) else load_model(
-        model, label_features=label_features, backbone=backbone, preset=preset, image_size=image_size, device=device,
-        precision=precision,
-    ).ram  # fmt: skip
+    calibrator = None
+    if isinstance(model, RAM):
+        ram = model
+    else:
+        loaded = load_model(
+            model, label_features=label_features, backbone=backbone, preset=preset, image_size=image_size, device=device,
+            precision=precision,
+        )  # fmt: skip
+        ram, calibrator = loaded.ram, loaded.calibrator
     own = ram.config
     try:
         ram.config = own if matcher is None else own.replace(matcher=matcher)
@@ -231,6 +237,8 @@ def evaluate_all(
                                progress=progress, what=f"{test.protocol}")  # fmt: skip
     finally:
         ram.config = own
+    if calibrator is not None:  # what users of the model see, and are shown first, is its probability
+        found = replace(found, scores=np.asarray(calibrator(found.features, found.labels)))
     return {
         name: found.report(name, protocol=test.protocol, seen=test.seen, unseen=test.unseen, ks=ks, threshold=threshold)
         for name in scores
