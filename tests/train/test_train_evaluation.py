@@ -152,3 +152,14 @@ def test_calibration_on_a_split_or_a_random_part(tiny: Path, run: Path, tmp_path
     assert "a random 50 %" in " ".join(part.notes)
     with pytest.raises(RamatchError, match="not a model folder"):
         calibrate(tiny / "backbone", tiny / "data", **QUIET)
+
+
+def test_a_calibrated_model_is_ranked_by_its_probability(tiny: Path, run: Path) -> None:
+    calibrator = calibrate(run, tiny / "data", **QUIET).calibrator
+    recognizer = Recognizer.from_pretrained(run / "model", device="cpu")
+    test = read_test(tiny / "data", "gzsl")
+    found = collect_scores(recognizer.ram, test.annotations, workers=0, progress=False)
+    shown = np.asarray(calibrator(found.features, found.labels))
+    assert not np.array_equal(np.argsort(shown), np.argsort(found.scores)), "a case where the two rankings differ"
+    by_hand = evaluate_scores(shown, found.targets, found.labels, test.seen, test.unseen)
+    assert evaluate(run, tiny / "data", **QUIET)["mAP"] == pytest.approx(by_hand["mAP"], abs=1e-6)
