@@ -67,7 +67,8 @@ class Recognizer:
         (hub id, folder, state dict).
 
         A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and `image_size`
-        set how. `dtype` of the frozen part: by default bfloat16 on a GPU, float32 elsewhere.
+        set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it for models that say
+        it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
         """
         device = _device(device)
         folder = bundled_model(str(name)) or Path(name).expanduser()

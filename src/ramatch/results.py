@@ -125,7 +125,7 @@ class Prediction:
                 "score": round(tag.score, 5),
             }
             if maps:
-                entry["map"] = np.round(self.heatmap(tag.label), 3).tolist()
+                entry["map"] = self.heatmap(tag.label).astype(float).round(3).tolist()
             entries.append(entry)
         out: dict[str, Any] = {"image": self.source, "labels": entries, "calibrated": self.calibrated}
         if self.size is not None:

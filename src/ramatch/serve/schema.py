@@ -65,7 +65,9 @@ class Tag(BaseModel):
     """One label of an image."""
 
     label: str
-    probability: float = Field(description="In [0, 1], independent of the other labels")
+    probability: float = Field(
+        description="In [0, 1]; each label's own where the model is calibrated, else relative to the vocabulary"
+    )
     score: float = Field(description="Raw score, for ranking")
     map: list[list[float]] | None = Field(None, description="Region map: grid[0] rows of grid[1] values in [0, 1]")
 

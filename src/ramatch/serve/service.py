@@ -204,7 +204,7 @@ class Service:
                 continue
             entry = {"label": tag.label, "probability": probability, "score": round(float(tag.score), 6)}
             if options.maps and len(entries) < self.settings.max_maps:
-                entry["map"] = prediction.heatmap(tag.label).round(3).tolist()
+                entry["map"] = prediction.heatmap(tag.label).astype(float).round(3).tolist()
             entries.append(entry)
         width, height = picture.size
         return {

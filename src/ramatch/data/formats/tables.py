@@ -93,7 +93,7 @@ def load_table(request: Request) -> tuple[list[str], list[dict[str, Any]], int]:
 
 def _json_lines(path: Path) -> list[Any]:
     entries = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).rstrip("\r\n").split("\n"), start=1):
         try:
             entries.append(json.loads(line) if line.strip() else {})
         except json.JSONDecodeError as error:
