@@ -166,12 +166,22 @@ def shown(value: object) -> str:
 
 def test_the_table_of_presets_is_the_code() -> None:
     head = ("paper", "reference", "ramatch")
-    assert set(head) == set(PRESETS)
+    assert {*head, "aligned"} == set(PRESETS)
     rows = [[f"`{f.name}`", *(shown(getattr(PRESETS[p], f.name)) for p in head)] for f in dataclasses.fields(RAMConfig)]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     found = table("docs/method.md", "presets")
     assert [row[:4] for row in found] == differing
     assert all(len(row) == 5 and row[4] for row in found), "every setting wants a word on what it means"
+
+
+def test_what_the_aligned_preset_changes_is_said() -> None:
+    import yaml
+
+    ours, aligned = PRESETS["ramatch"].to_dict(), PRESETS["aligned"].to_dict()
+    text = (ROOT / "docs/method.md").read_text(encoding="utf-8")
+    changes = text.split("with these changes:", 1)[1].split(". DINOv2", 1)[0]
+    found = {k: v for item in re.findall(r"`([^`]*)`", changes) for k, v in yaml.safe_load(item).items()}
+    assert found == {name: aligned[name] for name in ours if ours[name] != aligned[name]}
 
 
 def test_the_table_of_serve_settings_is_the_code() -> None:

@@ -1,7 +1,7 @@
-"""Settings of RAM as frozen dataclasses, and the three presets.
+"""Settings of RAM as frozen dataclasses, and the presets.
 
 Every point on which the paper and the authors' program differ is a named field; `PRESETS["paper"]` and
-`PRESETS["reference"]` are the two readings, `PRESETS["ramatch"]` is ours.
+`PRESETS["reference"]` are the two readings, `PRESETS["ramatch"]` is ours, `PRESETS["aligned"]` ours for encoders of `ramatch align`.
 """
 
 from __future__ import annotations
@@ -122,6 +122,18 @@ class RAMConfig:
 
 PRESETS: dict[str, RAMConfig] = {
     "ramatch": RAMConfig(tss_init="zero", tss_input="after", max_weight=0.5),
+    # for encoders made by `ramatch align`: DINOv2's final patches are local already and appended tokens upset its attention
+    "aligned": RAMConfig(
+        tss_init="zero",
+        tss_input="after",
+        max_weight=0.5,
+        templates=("{}",),
+        saa_layers=0,
+        visual_prompts=0,
+        prompts="none",
+        pooled="adapted",
+        tau_region=0.027,
+    ),
     "paper": RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3),
     "reference": RAMConfig(
         saa_layers=-1,

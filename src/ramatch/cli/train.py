@@ -104,7 +104,9 @@ def add_verbs(verbs: Any) -> None:
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="new model folder")
     parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
-    parser.add_argument("--preset", default="ramatch", help="ramatch, paper or reference (default: %(default)s)")
+    parser.add_argument(
+        "--preset", default="aligned", help="aligned, ramatch, paper or reference (default: %(default)s)"
+    )
     parser.add_argument("--views", type=count, default=3, metavar="N", help="of each image (default: %(default)s)")
     parser.add_argument("--max-tags", type=count, default=1500, metavar="N")
     parser.add_argument("--min-images", type=count, default=12, metavar="N", help="a tag must occur in so many")

@@ -59,21 +59,28 @@ def broad_targets(
     with torch.inference_mode():
         words = F.normalize(backbone.encode_text(names).float(), dim=-1)
         close = (words @ words.T > ignore_above).cpu()
-    targets = torch.full((len(keys), len(names)), -1, dtype=torch.int8)
-    columns = torch.tensor([column[t] for t in tags.names], dtype=torch.long)
-    row_of = {key: i for i, key in enumerate(captioned)}
-    labels_of = {record.key: record.labels for record in annotations.records}
-    labels = torch.tensor([column[c] for c in annotations.classes])
-    for i, key in enumerate(keys):
-        if key in row_of:
-            here = columns[tags.targets[row_of[key]]]
-            near = close[here].any(0) if len(here) else torch.zeros(len(names), dtype=torch.bool)
-            targets[i, columns] = 0
-            targets[i, near] = -1
-            targets[i, here] = 1
-        if key in labels_of:  # annotations are complete, captions are not: labels win
-            targets[i, labels] = 0
-            targets[i, [column[c] for c in labels_of[key]]] = 1
+    place = {key: i for i, key in enumerate(keys)}
+    known, present = torch.zeros(2, len(keys), len(names), dtype=torch.bool)
+    if captioned:
+        rows = torch.tensor([place[key] for key in captioned])[:, None]
+        columns = torch.tensor([column[t] for t in tags.names], dtype=torch.long)
+        known[rows, columns] = True
+        present[rows, columns] = tags.targets
+    mentioned = present.clone()
+    certain = torch.zeros_like(known)  # annotations are complete, captions are not: labels win
+    records = [record for record in annotations.records if record.key in place]
+    if records:
+        rows = torch.tensor([place[record.key] for record in records])[:, None]
+        columns = torch.arange(len(annotations.classes))  # labels come first
+        certain[rows, columns] = True
+        present[rows, columns] = annotations.targets()[
+            [i for i, record in enumerate(annotations.records) if record.key in place]
+        ].bool()
+    near = (
+        mentioned | present
+    ).float() @ close.float() > 0  # too close in meaning to something there to be called absent
+    absent = certain | (known & ~near)
+    targets = torch.where(present, 1, torch.where(absent, 0, -1)).to(torch.int8)
     return BroadTargets(names, targets)
 
 
@@ -126,7 +133,7 @@ def adapt_folder(
     the settings and the log go into adapt.json, the mined tags into tags.txt. Returns what adapt.json holds.
     """
     out = new_folder(out)
-    ram, config = ram or preset("ramatch"), config or FitConfig()
+    ram, config = ram or preset("aligned"), config or FitConfig()
     if views < 1:
         raise RamatchError(f"views must be at least 1, got {views}")
     place = find_data(data)
@@ -178,7 +185,7 @@ def adapt_folder(
     return report
 
 
-def settings_from(overrides: Sequence[str], base: str = "ramatch") -> tuple[FitConfig, RAMConfig]:
+def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[FitConfig, RAMConfig]:
     """`FitConfig`, and the named preset of `RAMConfig`, with `name=value` changes."""
     fit_names = {f.name for f in dataclasses.fields(FitConfig)}
     ram_names = {f.name for f in dataclasses.fields(RAMConfig)}
