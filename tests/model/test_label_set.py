@@ -254,7 +254,7 @@ def test_text_tower_limits():
         LabelSet(backbone(), preset("paper", prompt_layers=9))
     alone = backbone(text=False)
     ram = RAM(alone, preset("paper", adapted_layers=1, saa_layers=1))
-    with pytest.raises(RamatchError, match="no label feature is given for 'cat'"):
+    with pytest.raises(RamatchError, match="is a vision tower alone; give label features"):
         ram.encode_labels(["cat"])
 
 

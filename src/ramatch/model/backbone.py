@@ -118,6 +118,8 @@ class Backbone(nn.Module):
 
     def label_features(self, labels: Sequence[str]) -> Tensor:
         """The given features of these labels, (N, D)."""
+        if not self.given_labels:
+            self.require_text("recognising labels")
         missing = [label for label in labels if label not in self.given_labels]
         if missing:
             raise RamatchError(
