@@ -19,6 +19,7 @@ from tiny_models import close, tiny_ram
 from train_tiny import tiny_backbone
 
 from ramatch import Recognizer
+from ramatch.align.run import load_pixels
 from ramatch.config import RAMConfig, preset
 from ramatch.data import read_annotations
 from ramatch.data.annotations import Annotations, Record, Summary
@@ -27,7 +28,7 @@ from ramatch.errors import RamatchError
 from ramatch.model.io import save_backbone
 from ramatch.model.ram import RAM
 from ramatch.train.adapt import adapt_folder, broad_targets, settings_from
-from ramatch.train.kept import FitConfig, collect, fit, keep, load_pixels
+from ramatch.train.kept import FitConfig, collect, fit, keep
 
 LABELS = ["cat", "dog", "red kite", "traffic light"]
 TARGETS = torch.tensor([[1, 0, 1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 1, -1]]).float()
@@ -185,7 +186,7 @@ def test_settings_of_a_fit_are_checked():
 def test_pixels_of_annotations(tmp_path):
     data = put_squares(tmp_path / "data", 6)
     annotations = read_annotations(data / "labels.json")
-    pixels = load_pixels(annotations, (32, 32), workers=0)
+    pixels = load_pixels(annotations.records, (32, 32))
     assert pixels.shape == (3, 3, 32, 32)
     assert pixels.dtype == torch.uint8
     expected = np.stack([np.asarray(Image.open(data / "images" / f"{i:03}.png")) for i in (0, 2, 4)])

@@ -1,12 +1,90 @@
-"""Studies: many settings and seeds on one data set, quickly, from kept stems (see `train/kept.py`)."""
+"""Studies: several settings and seeds on one data set, quickly, from kept stems (see `train/kept.py`), and several ways of
+making one score of a model's two branches. The CLIP tables of docs/results.md are this."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from ..train.kept import FitConfig, Kept, collect, fit, keep, load_pixels
+from ..align.run import load_pixels
+from ..config import preset
+from ..errors import RamatchError
+from ..evaluate.metrics import at_k, mean_ap
+from ..model.ram import RAM
+from ..train.assemble import find_data, load_frozen, read_split
+from ..train.distributed import pick_device
+from ..train.evaluation import read_test
+from ..train.kept import FitConfig, Kept, collect, fit, keep
 
-__all__ = ["FitConfig", "Kept", "collect", "fit", "keep", "load_pixels", "score_rules"]
+
+@dataclass(frozen=True)
+class Variant:
+    """A preset with changes, how it is trained, and how many views of each image are kept."""
+
+    preset: str
+    ram: dict[str, Any] = field(default_factory=dict)
+    fit: FitConfig = field(default_factory=FitConfig)
+    views: int = 3
+
+
+_OURS = FitConfig(epochs=3, batch_size=256, lr=1e-3, lr_prompts=1e-2, lr_tau=5e-4, ema=0.99, clip=0)
+VARIANTS: dict[str, Variant] = {
+    "reference": Variant("reference", {"pixels": "backbone"}, FitConfig(clip=0), views=2),
+    "ramatch": Variant("ramatch", fit=_OURS),
+    "ramatch-6": Variant("ramatch", fit=FitConfig(**{**vars(_OURS), "epochs": 6})),
+    "reweight": Variant("ramatch", {"matcher": "reweight", "max_weight": 0.0}, _OURS),
+    "kcot": Variant("ramatch", {"max_weight": 0.0}, _OURS),
+    "no-tkt": Variant("ramatch", {"tkt": False}, _OURS),
+    "average": Variant("ramatch", {"matcher": "average", "max_weight": 0.0}, _OURS),
+}
+
+
+def study(
+    backbone: str,
+    data: str | Path,
+    *,
+    label_features: str | Path | None = None,
+    variants: Sequence[str] = ("reference", "ramatch"),
+    seeds: Sequence[int] = (0, 1, 2),
+    device: str | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Train each variant with each seed on a benchmark folder and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}."""
+    if unknown := set(variants) - set(VARIANTS):
+        raise RamatchError(f"unknown variant(s) {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
+    own = load_frozen(backbone, label_features=label_features).to(pick_device(device))
+    place = find_data(data)
+    train, tests = read_split(place, "train"), {p: read_test(place, p).annotations for p in ("zsl", "gzsl")}
+    pixels = load_pixels(train.records, own.preprocess.size)
+    pictures = {p: load_pixels(test.records, own.preprocess.size) for p, test in tests.items()}
+    rows = []
+    for name in variants:
+        variant = VARIANTS[name]
+        for seed in seeds:
+            torch.manual_seed(seed)
+            ram = RAM(own, preset(variant.preset, **variant.ram)).to(own.device)
+            kept: Kept = keep(ram, pixels, variant.views, seed=seed)
+            log = fit(ram, kept, train.targets(), train.classes, variant.fit, seed)
+            del kept  # tens of gigabytes on a real set
+            row: dict[str, Any] = {"variant": name, "seed": seed, "seconds": log["seconds"], "scores": {}}
+            for protocol, test in tests.items():
+                found = collect(ram, keep(ram, pictures[protocol]), test.classes)
+                truth = test.targets().numpy()
+                for rule, scores in score_rules(found, ram.tau_global.item(), ram.tau_region.item()).items():
+                    values = {
+                        "mAP": 100 * mean_ap(scores.numpy(), truth),
+                        "F1@3": 100 * at_k(scores.numpy(), truth, 3).f1,
+                    }
+                    row["scores"].setdefault(rule, {})[protocol] = {k: round(v, 2) for k, v in values.items()}
+            rows.append(row)
+            if report is not None:
+                report(row)
+    return rows
 
 
 def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tensor]:

@@ -38,6 +38,15 @@ def add_verbs(verbs: Any) -> None:
     )
     speed.add_argument("--json", metavar="FILE")
     speed.set_defaults(run=run_speed)
+    study = actions.add_parser("study", help="train several settings with several seeds and compare ways of scoring")
+    study.add_argument("--model", required=True, metavar="M", help="backbone")
+    study.add_argument("--label-features", metavar="F")
+    study.add_argument("--data", required=True, metavar="D", help="benchmark folder with train, test_zsl and test_gzsl")
+    study.add_argument("--variants", default="reference,ramatch", metavar="A,B", help="default: %(default)s")
+    study.add_argument("--seeds", type=_numbers, default="0,1,2", metavar="A,B", help="default: %(default)s")
+    add_device(study)
+    study.add_argument("--json", metavar="FILE")
+    study.set_defaults(run=run_study)
 
 
 def run_ot(arguments: argparse.Namespace) -> int:
@@ -71,6 +80,33 @@ def run_speed(arguments: argparse.Namespace) -> int:
     lines = arguments.lines.split(",") if arguments.lines else None
     show_speed(arguments.device, lines, cap=arguments.cap, json=arguments.json)
     return 0
+
+
+def run_study(arguments: argparse.Namespace) -> int:
+    from ..bench.study import study
+    from ..files import write_json
+
+    def show(row: dict[str, Any]) -> None:
+        print(f"{row['variant']}, seed {row['seed']}, {row['seconds']} s   (ZSL mAP, F1@3 | GZSL mAP, F1@3)")
+        for rule, found in row["scores"].items():
+            print(
+                f"  {rule:18s}" + " | ".join(f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
+            )
+
+    rows = study(
+        arguments.model, arguments.data, label_features=arguments.label_features, variants=arguments.variants.split(","),
+        seeds=arguments.seeds, device=arguments.device, report=show,
+    )  # fmt: skip
+    if arguments.json:
+        write_json(arguments.json, rows)
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers") from None
 
 
 def _size(text: str) -> tuple[int, int, int]:

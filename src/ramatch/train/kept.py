@@ -2,13 +2,12 @@
 
 What lies below the first layer that learns is constant per image, so it is computed once for a few augmented views of each
 image and kept on the device; a step then only pays for the last layers. For data that fits, this is the fastest way to
-train RAM: studies with many settings and broad-vocabulary training (`adapt`) use it.
+train RAM: studies with many settings (`bench/study.py`) and broad-vocabulary training (`adapt`) use it.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from ..data.annotations import Annotations
-from ..data.dataset import ImageLabelDataset
-from ..data.transforms import eval_transform
 from ..data.views import plain_views, random_views
 from ..errors import RamatchError
 from ..model.losses import LOSSES
@@ -84,14 +79,6 @@ class Kept:
         return Streams(
             self.x[view, rows], self.grid, of(self.base), of(self.found), tuple(t[view, rows] for t in self.taps)
         )
-
-
-def load_pixels(annotations: Annotations, size: tuple[int, int], workers: int | None = None) -> Tensor:
-    """All images, decoded and resized: uint8 (n, 3, H, W)."""
-    workers = min(16, os.cpu_count() or 1) if workers is None else workers
-    data = ImageLabelDataset(annotations, eval_transform(size, as_uint8=True))
-    loader: DataLoader = DataLoader(data, batch_size=128, num_workers=workers)
-    return torch.cat([images for images, _, _ in loader])
 
 
 @torch.no_grad()

@@ -1,0 +1,63 @@
+"""Studies: every variant trains and is tested under every score rule; the rules are what the model's own scores are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramatch.bench import study as module
+from ramatch.bench.study import VARIANTS, Variant, score_rules, study
+from ramatch.cli import main
+from ramatch.config import preset
+from ramatch.errors import RamatchError
+from ramatch.model.ram import RAM
+from ramatch.train.assemble import load_frozen
+from ramatch.train.evaluation import collect_scores, read_test
+from ramatch.train.kept import FitConfig, collect, keep
+
+SMALL = {"prompt_layers": 1, "adapted_layers": 1, "saa_layers": 1}
+
+
+def test_rules_are_the_scores_of_the_model(tiny: Path):
+    backbone = load_frozen(str(tiny / "backbone"))
+    test = read_test(tiny / "data", "gzsl").annotations
+    pixels = module.load_pixels(test.records, backbone.preprocess.size)
+    for name, score, rule in (("ramatch", "cosine", "g+r"), ("ramatch", "softmax", "softmax-mean"),
+                              ("paper", "softmax", "softmax-mean-1/N")):  # fmt: skip
+        torch.manual_seed(0)
+        ram = RAM(backbone, preset(name, score=score, **SMALL)).eval()
+        found = score_rules(collect(ram, keep(ram, pixels), test.classes), ram.tau_global.item(), ram.tau_region.item())
+        own = torch.as_tensor(collect_scores(ram, test, workers=0, progress=False).scores)
+        torch.testing.assert_close(found[rule] / 2, own.to(found[rule].dtype), rtol=1e-4, atol=1e-5)
+
+
+def test_study_trains_and_compares(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
+):
+    monkeypatch.setitem(
+        VARIANTS, "small", Variant("ramatch", SMALL, FitConfig(epochs=8, batch_size=16, lr=0.01), views=2)
+    )
+    rows = study(str(tiny / "backbone"), tiny / "data", variants=["small"], seeds=[0, 0], device="cpu")
+    assert rows[0]["scores"] == rows[1]["scores"], "a seed decides everything"
+    assert set(rows[0]["scores"]["partial-r"]) == {"zsl", "gzsl"}
+    arguments = [
+        "bench",
+        "study",
+        "--model",
+        str(tiny / "backbone"),
+        "--data",
+        str(tiny / "data"),
+        "--variants",
+        "small",
+    ]
+    assert main([*arguments, "--seeds", "0", "--device", "cpu", "--json", str(tmp_path / "rows.json")]) == 0
+    assert "small, seed 0" in capsys.readouterr().out
+    with pytest.raises(RamatchError, match="unknown variant"):
+        study(str(tiny / "backbone"), tiny / "data", variants=["smal"])
+
+
+def test_published_variants_are_valid():
+    for variant in VARIANTS.values():
+        assert preset(variant.preset, **variant.ram).lambda1 == 0.1
