@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .errors import RamatchError
+
 
 def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
     """Call `write` on a temporary file beside `path`, flush it to disk, then rename it into place.
@@ -53,3 +55,11 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def new_folder(path: str | Path) -> Path:
+    """A folder to write to, which must not hold anything yet."""
+    path = Path(path).expanduser()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RamatchError(f"{path} exists and is not an empty folder; choose a new one")
+    return path

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import read_captions
 from ..errors import RamatchError
-from ..files import write_json, write_text
+from ..files import new_folder, write_json, write_text
 from ..model.io import save_backbone
 from .config import AlignConfig
 from .loop import Log, align
@@ -60,14 +60,6 @@ def load_pixels(records: Sequence[Any], size: int | tuple[int, int]) -> Tensor:
         out[start : start + len(batch)] = batch
         start += len(batch)
     return out
-
-
-def new_folder(path: str | Path) -> Path:
-    """A folder to write to, which must not hold anything yet."""
-    path = Path(path).expanduser()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RamatchError(f"{path} exists and is not an empty folder; choose a new one")
-    return path
 
 
 def settings_from(overrides: Sequence[str]) -> AlignConfig:

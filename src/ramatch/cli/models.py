@@ -20,12 +20,10 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..errors import RamatchError
+    from ..files import new_folder
     from ..model.authors import import_authors
 
-    out = Path(arguments.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RamatchError(f"{out} exists and is not an empty folder; choose a new one")
+    out = new_folder(arguments.out)
     for note in import_authors(Path(arguments.checkpoint), out):
         print(f"ramatch: note: {note}", file=sys.stderr)
     print(out)

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..align.run import load_pixels, new_folder
+from ..align.run import load_pixels
 from ..align.tags import mine_tags
 from ..config import RAMConfig, preset
 from ..data.annotations import Annotations, Record
 from ..data.captions import CaptionRecord, read_captions
 from ..errors import RamatchError
-from ..files import write_json, write_text
+from ..files import new_folder, write_json, write_text
 from ..model.backbone import Backbone
 from ..model.io import save_ram
 from ..model.ram import RAM
@@ -76,9 +76,8 @@ def broad_targets(
         present[rows, columns] = annotations.targets()[
             [i for i, record in enumerate(annotations.records) if record.key in place]
         ].bool()
-    near = (
-        mentioned | present
-    ).float() @ close.float() > 0  # too close in meaning to something there to be called absent
+    there = (mentioned | present).float()
+    near = there @ close.float() > 0  # too close in meaning to something there to be called absent
     absent = certain | (known & ~near)
     targets = torch.where(present, 1, torch.where(absent, 0, -1)).to(torch.int8)
     return BroadTargets(names, targets)
