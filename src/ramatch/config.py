@@ -44,6 +44,9 @@ class RAMConfig:
     tss_labels: str = "unit"  # label features of unit length, or as the text tower gives them
     tss_init: str = "default"  # zero: training starts from the frozen model's regions
     combine: str = "mean"  # of SAA and TSS
+    tss_share: float = (
+        1.0  # of what TSS learned, outside training: less keeps closer to the frozen model, and unseen labels
+    )
     mask_conv: str = "depthwise"
     mask_kernel: int = 3
     visual_prompts: int = 8
@@ -91,8 +94,9 @@ class RAMConfig:
                 raise RamatchError(f"setting '{name}' must not be negative, got {getattr(self, name)}")
         if self.mask_kernel % 2 == 0 or self.max_iter < 1 or self.saa_layers < -1:
             raise RamatchError("mask_kernel must be odd, max_iter at least 1, saa_layers at least -1")
-        if not 0 <= self.max_weight <= 1:
-            raise RamatchError(f"setting 'max_weight' must lie in [0, 1], got {self.max_weight}")
+        for name in ("max_weight", "tss_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RamatchError(f"setting '{name}' must lie in [0, 1], got {getattr(self, name)}")
         for name in ("tau_u", "tau_global"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -132,6 +136,7 @@ PRESETS: dict[str, RAMConfig] = {
         visual_prompts=0,
         prompts="none",
         pooled="adapted",
+        tss_share=0.7,
         tau_region=0.027,
     ),
     "paper": RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from .errors import RamatchError
 from .evaluate.calibration import Calibrator
 from .files import write_json
 from .model.backbone import Backbone
+from .model.fast import FastOutput, FastRAM, FastTrunk, suits
 from .model.io import is_model_folder, load_ram, save_ram
 from .model.label_set import clean_labels
 from .model.loading import BUNDLED, bundled_model, read_json
@@ -32,6 +33,7 @@ from .results import Prediction
 
 Vocabulary = Labels
 Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
+PATIENCE = 4  # batches of one size before it gets a CUDA graph: one photo is tagged before that would be recorded
 SINGLE = (str, os.PathLike, bytes, bytearray, memoryview)
 
 
@@ -43,11 +45,20 @@ class Recognizer:
     >>> recognizer.predict("photo.jpg").top(3)
     """
 
-    def __init__(self, ram: RAM, *, calibrator: Calibrator | None = None, name: str = "model", cache: int = 64) -> None:
-        """`cache`: how many images' trunks are kept, so that a new vocabulary does not run the image tower again."""
+    def __init__(
+        self, ram: RAM, *, calibrator: Calibrator | None = None, name: str = "model", cache: int = 64, fast: bool | None = None
+    ) -> None:  # fmt: skip
+        """`cache`: how many images' trunks are kept, so that a new vocabulary does not run the image tower again.
+
+        `fast`: predict with `FastRAM`, which holds a rearranged copy of the weights, where it computes the same and nobody asks for
+        maps or another matcher; by default on a GPU.
+        """
         self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
         self.vocabulary: Vocabulary | None = None
-        self._trunks: OrderedDict[str, Trunk] = OrderedDict()
+        self.fast = fast
+        self._engine: FastRAM | None = None
+        self._engine_labels: Vocabulary | None = None
+        self._trunks: OrderedDict[str, Trunk | FastTrunk] = OrderedDict()
         self._cache = cache
 
     @classmethod
@@ -62,6 +73,7 @@ class Recognizer:
         preset: str | RAMConfig = "ramatch",
         image_size: int | tuple[int, int] | None = None,
         cache: int = 64,
+        fast: bool | None = None,
     ) -> Recognizer:
         """From a bundled model's name, a folder written by `save_pretrained` (or the run folder around it), or any CLIP
         (hub id, folder, state dict).
@@ -91,7 +103,7 @@ class Recognizer:
         ram.to(device)
         ram.backbone.to(dtype)
         ram.region_set.to(dtype)
-        return cls(ram, calibrator=calibrator, name=str(name), cache=cache)
+        return cls(ram, calibrator=calibrator, name=str(name), cache=cache, fast=fast)
 
     def save_pretrained(self, folder: str | Path, *, with_backbone: bool = False, half: bool = False) -> None:
         """Write adapters (a few MB), settings and calibration; the backbone too if the folder shall stand alone."""
@@ -189,8 +201,29 @@ class Recognizer:
         vocabulary = vocabulary or self.vocabulary
         if vocabulary is None:
             raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
-        trunk = self._trunk([pixels for pixels, _, _ in loaded])
-        return self._predictions(self._recognise(trunk, vocabulary, matcher), vocabulary, loaded, maps)
+        pixels = [pixels for pixels, _, _ in loaded]
+        if loaded and not maps and matcher in (None, self.ram.config.matcher) and suits(self.ram, self.fast):
+            engine = self._engine_for(vocabulary, len(loaded))
+            kept = self._trunk(pixels, "fast", lambda fresh: engine.trunk(torch.stack(fresh)))
+            assert isinstance(kept, FastTrunk)
+            return self._predictions(engine.recognise(kept), kept.grid, vocabulary, loaded)
+        trunk = self._trunk(pixels, "plain", lambda fresh: self.ram.trunk(self._normalised(torch.stack(fresh))))
+        assert isinstance(trunk, Trunk)
+        output = self._recognise(trunk, vocabulary, matcher)
+        return self._predictions(output, output.grid, vocabulary, loaded, output if maps else None)
+
+    def _engine_for(self, vocabulary: Vocabulary, count: int) -> FastRAM:
+        """The engine, made at its first use, with this vocabulary and room for so many images."""
+        if self._engine is None:
+            best = self.calibrator is not None
+            self._engine = FastRAM(
+                self.ram, batch_size=count, dtype=self.ram.backbone.dtype, best=best, patience=PATIENCE
+            )
+        self._engine.batch_size = max(self._engine.batch_size, count)
+        if self._engine_labels is not vocabulary:
+            self._engine.set_labels(vocabulary)
+            self._engine_labels = vocabulary
+        return self._engine
 
     def _recognise(self, trunk: Trunk, vocabulary: Vocabulary, matcher: str | None) -> Output:
         own = self.ram.config
@@ -206,67 +239,72 @@ class Recognizer:
         picture = load_image(image)
         return self.ram.preprocess.resize(picture), _source(image), picture.size
 
-    def _trunk(self, pixels: list[Tensor]) -> Trunk:
-        """Trunks of a batch, from the cache where the same pixels were seen before."""
+    def _trunk(
+        self, pixels: list[Tensor], kind: str, make: Callable[[list[Tensor]], Trunk | FastTrunk]
+    ) -> Trunk | FastTrunk:
+        """Trunks of a batch, of one kind, from the cache where the same pixels were seen before."""
         if not self._cache:
-            return self.ram.trunk(self._normalised(torch.stack(pixels)))
-        keys = [_key(p) for p in pixels]
+            return make(pixels)
+        keys = [f"{kind} {_key(p)}" for p in pixels]
         fresh = {key: p for key, p in zip(keys, pixels, strict=True) if key not in self._trunks}
         for key in keys:
             if key in self._trunks:
                 self._trunks.move_to_end(key)  # the least recently used goes first
-        if not fresh:
-            return Trunk.cat([self._trunks[key] for key in keys])
-        new = self.ram.trunk(self._normalised(torch.stack(list(fresh.values()))))
-        found = {key: new[i : i + 1] for i, key in enumerate(fresh)}
+        found: dict[str, Any] = {}
+        if fresh:
+            new = make(list(fresh.values()))
+            found = {key: new[i : i + 1] for i, key in enumerate(fresh)}
         if list(fresh) == keys:  # the usual case: nothing to put together
             batch = new
         else:
-            batch = Trunk.cat([found[key] if key in found else self._trunks[key] for key in keys])
+            parts: list[Any] = [found[key] if key in found else self._trunks[key] for key in keys]
+            batch = parts[0].cat(parts)
         self._keep(found)
         return batch
 
-    def _keep(self, trunks: dict[str, Trunk]) -> None:
+    def _keep(self, trunks: dict[str, Trunk | FastTrunk]) -> None:
         for key, trunk in list(trunks.items())[-self._cache :]:
-            # clone: a slice would hold the whole batch in memory
-            self._trunks[key] = Trunk(
-                trunk.image.clone(), trunk.local.clone(), tuple(t.clone() for t in trunk.taps), trunk.grid
-            )
+            self._trunks[key] = trunk.clone()  # a slice would hold the whole batch in memory
         while len(self._trunks) > self._cache:
             self._trunks.popitem(last=False)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         return self.ram.preprocess.normalise(pixels.to(self.device)).to(self.ram.backbone.dtype)
 
-    def _relative(self, output: Output) -> Tensor:
+    def _relative(self, output: Output | FastOutput) -> Tensor:
         """The paper's normalised mean ½ (softmax(s_G / τ_G) + softmax(s_R / τ_R)) over the vocabulary, (B, N)."""
         region, image = output.region / self.ram.tau_region, output.image / self.ram.tau_global
         return (region.softmax(-1) + image.softmax(-1)) / 2
 
     def _predictions(
         self,
-        output: Output,
+        output: Output | FastOutput,
+        grid: tuple[int, int],
         vocabulary: Vocabulary,
         loaded: list[Loaded],
-        maps: bool,
+        whole: Output | None = None,
     ) -> list[Prediction]:
+        """`whole`: what maps are made of, if they are wanted."""
         if self.calibrator is not None:
+            assert output.best is not None
             features = torch.stack([output.image, output.region, output.best], dim=-1).cpu()
             probabilities = np.asarray(self.calibrator(features, vocabulary.names))
             ranking = probabilities
         else:
             probabilities = self._relative(output).float().cpu().numpy()
-            ranking = self.ram.score(output).float().cpu().numpy()
-        plan = (output.match.plan / output.mass).float().cpu().numpy() if maps else None
-        similarities = output.sim.float().cpu().numpy() if maps else None
-        marginal = output.match.marginal.float().cpu().numpy() if maps else None
+            ranking = self.ram.score(output).float().cpu().numpy()  # type: ignore[arg-type]  # it reads region and image
+        plan = similarities = marginal = None
+        if whole is not None:
+            plan = (whole.match.plan / whole.mass).float().cpu().numpy()
+            similarities = whole.sim.float().cpu().numpy()
+            marginal = whole.match.marginal.float().cpu().numpy()
         return [
             Prediction(
                 labels=vocabulary.names,
                 probabilities=probabilities[i],
                 scores=ranking[i],
                 calibrated=self.calibrated,
-                grid=output.grid,
+                grid=grid,
                 similarities=None if similarities is None else similarities[i],
                 plan=None if plan is None else plan[i],
                 marginal=None if marginal is None else marginal[i],

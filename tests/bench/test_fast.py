@@ -54,6 +54,7 @@ SETTINGS = {
     "all adapted": ("paper", "clip", {"saa_layers": 4, "adapted_layers": 4}),
     "5×5 mask": ("ramatch", "clip", {"mask_kernel": 5}),
     "best region": ("ramatch", "clip", {"max_weight": 0.3}),
+    "part of TSS": ("paper", "clip", {"tss_share": 0.4}),
     "joint": ("ramatch", "clip", {"score": "joint"}),
     "partial": ("ramatch", "clip", {"score": "partial"}),
     "ot": ("paper", "clip", {"matcher": "ot"}),
@@ -165,6 +166,20 @@ def test_kept_trunks_with_other_vocabularies() -> None:
     assert all(
         torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(copy.tensors, kept.tensors, strict=True)
     )
+
+
+def test_engines_do_not_share_a_vocabulary() -> None:
+    """A new vocabulary of the same size is written over the old one, which must not be the caller's or another engine's."""
+    ram = alive(tiny_ram("paper"))
+    labels, other = encode(ram), encode(ram, LABELS[::-1])
+    kept = [labels.unit.clone(), labels.tss.clone()]
+    one, two = FastRAM(ram, labels), FastRAM(ram, labels)
+    before = two(images()).scores
+    one.set_labels(other)
+    assert torch.equal(labels.unit, kept[0])
+    assert torch.equal(labels.tss, kept[1])
+    assert torch.equal(two(images()).scores, before)
+    close(one(images()).scores, before.flip(-1))
 
 
 class Replay:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramatch.bench import _measure, speed
-from ramatch.bench._lines_train import kind_of
+from ramatch.bench._lines_profile import kind_of
 from ramatch.bench._models import CLIP_TEXT, label_names, random_labels, random_ram, word_tokenizer
 from ramatch.errors import RamatchError
 

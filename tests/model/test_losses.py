@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from ramatch.model import losses
 from ramatch.model.losses import LOSSES, asl, mmc, ranking
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.3, 1.7, -2.2]])
@@ -146,3 +148,43 @@ def test_ranking():
     assert ranking(LOGITS, TARGETS).item() == pytest.approx(expected / 2)
     assert ranking(LOGITS, torch.zeros(2, 3)).item() == 0
     assert ranking(LOGITS, torch.tensor([[1, -1, 1], [-1, 1, -1]])).item() == 0
+
+
+def cross_entropy(logits, targets, bias):
+    known = targets >= 0
+    return F.binary_cross_entropy_with_logits(logits[known] + bias, (targets[known] > 0).float(), reduction="sum")
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_sigmoid_is_cross_entropy_at_the_best_bias(scale):
+    g = torch.Generator().manual_seed(3)
+    logits = (torch.randn(6, 9, generator=g) * scale + 20).requires_grad_()
+    targets = torch.randint(-1, 2, (6, 9), generator=g).float()
+    found = losses.sigmoid(logits, targets)
+    bias = torch.tensor(-20.0, requires_grad=True, dtype=torch.double)
+    wide = logits.detach().double()
+    search = torch.optim.LBFGS(
+        [bias], max_iter=500, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+    )
+
+    def again():
+        search.zero_grad()
+        value = cross_entropy(wide, targets, bias)
+        value.backward()
+        return value
+
+    search.step(again)
+    wanted = cross_entropy(logits, targets, bias.detach().float()) / (targets > 0).sum()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(value, logits)[0] for value in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert (ours[targets < 0] == 0).all()
+    torch.testing.assert_close(losses.sigmoid(logits + 7, targets), found, rtol=1e-4, atol=1e-4)  # the bias takes it up
+
+
+def test_sigmoid_without_positives_pushes_down():
+    logits = torch.zeros(3, 4, requires_grad=True)
+    value = losses.sigmoid(logits, torch.zeros(3, 4))
+    value.backward()
+    assert value.isfinite()
+    assert (logits.grad > 0).all()

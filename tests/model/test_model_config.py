@@ -41,6 +41,7 @@ ROWS = {
     "tkt": (True, True),
     "tss": (True, True),
     "max_weight": (0.0, 0.0),
+    "tss_share": (1.0, 1.0),
 }
 
 
@@ -86,6 +87,7 @@ def test_each_choice_is_checked(name):
         ({"max_iter": 0}, "max_iter at least 1"),
         ({"saa_layers": -2}, "saa_layers at least -1"),
         ({"max_weight": 1.5}, "'max_weight' must lie in"),
+        ({"tss_share": -0.1}, "'tss_share' must lie in"),
         ({"templates": ("no place",)}, "must contain {} exactly once"),
         ({"templates": ("{} and {}",)}, "must contain {} exactly once"),
         ({"templates": "A photo of a {}."}, "template"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -177,6 +179,27 @@ def test_zero_start_leaves_the_frozen_regions():
         labels = ram.encode_labels(LABELS).tss
         expected = ram.backbone.visual_projection(ram.backbone.vision.norm(trunk.local))
         close(ram.region_set.regions(ram.backbone, trunk, labels), expected, 0)
+
+
+def test_part_of_what_tss_learned_outside_training():
+    ram = tiny_ram("ramatch", "dual", tss_init="default")
+    labels = F.normalize(torch.randn(4, ram.backbone.dim), dim=-1)
+    unprojected = SimpleNamespace(
+        visual_projection=lambda x: x, vision=SimpleNamespace(norm=lambda x: x)
+    )  # so shares add up
+
+    def regions(share: float, training: bool = False) -> torch.Tensor:
+        part = RAM(ram.backbone, ram.config.replace(tss_share=share))
+        part.load_state_dict(ram.state_dict())
+        for module in part.modules():
+            module.training = training and not isinstance(module, torch.nn.BatchNorm2d)
+        with torch.no_grad():
+            return part.region_set.regions(unprojected, part.trunk(pixels()), labels)
+
+    none, some, full = regions(0.0), regions(0.7), regions(1.0)
+    assert not torch.allclose(none, full)
+    close(some, torch.lerp(none, full, 0.7))
+    close(regions(0.7, training=True), full)
 
 
 def test_visual_prompts_touch_the_global_feature_only_through_attention():

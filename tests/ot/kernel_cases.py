@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import features, similarities
 
 import ramatch.ot.fused as fused
+from ramatch.ot import _sinkhorn_triton, match_scores, solve_batch
 from ramatch.ot import _triton as kernels
-from ramatch.ot import match_scores, solve_batch
 from ramatch.ot._loops import solve_exp_kernel
 from ramatch.ot.solver import _prepare
 
@@ -78,9 +78,12 @@ def test_half_precision_similarities_and_features():
     )
 
 
-def test_solver_kernel_equals_the_torch_loop():
+@pytest.mark.parametrize("whole", [True, False])  # K in registers, or in memory
+def test_solver_kernel_equals_the_torch_loop(whole, monkeypatch):
+    if not whole:
+        monkeypatch.setattr(_sinkhorn_triton, "WHOLE_NUMBERS", 0)
     g = torch.Generator().manual_seed(0)
-    for batch, n, m in ((3, 20, 17), (2, 7, 16), (2, 40, 1)):
+    for batch, n, m in ((3, 20, 17), (2, 7, 16), (2, 40, 1), (1, 9, 1100)):
         cost = torch.rand(batch, n, m, generator=g).to(DEVICE)
         a = torch.rand(batch, n, generator=g).to(DEVICE)
         a[0, 0] = 0 if n > 1 else 1

@@ -14,9 +14,10 @@ from ramatch.errors import RamatchError
 from ramatch.model.io import save_backbone
 from ramatch.train import ImageCache, load_recipe
 from ramatch.train.assemble import held_out, read_data
-from ramatch.train.config import DataConfig
+from ramatch.train.config import DataConfig, OptimConfig
 from ramatch.train.log import read_log
 from ramatch.train.loop import train
+from ramatch.train.optim import build_optimizers, clip_together
 
 
 def quiet(config, **options):
@@ -214,3 +215,57 @@ def test_diverging_run_stops(tiny: Path, tmp_path: Path) -> None:
 
 def test_data_config_default_is_valid() -> None:
     assert DataConfig().split == "train"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_overflow_skips_every_optimiser(bad: float) -> None:
+    """fp16: a gradient that is not finite, in either optimiser, must leave the parameters of both as they were."""
+    for broken in (0, 1):
+        parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+        optimizers = [torch.optim.AdamW([parameters[0]], lr=0.1), torch.optim.SGD([parameters[1]], lr=0.1)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for poison in (True, False):
+            scaler.scale(sum((p * p).sum() for p in parameters)).backward()
+            if poison:
+                assert parameters[broken].grad is not None
+                parameters[broken].grad[1] = bad
+            clip_together(optimizers, parameters, 1.0, scaler)
+            before = [p.detach().clone() for p in parameters]
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            scaler.update()
+            for parameter, kept in zip(parameters, before, strict=True):
+                assert torch.equal(parameter, kept) == poison
+                assert parameter.isfinite().all()
+        assert scaler.get_scale() == 4.0
+
+
+def test_clipping_is_that_of_torch() -> None:
+    for norm in (0.5, 100.0):
+        ours, theirs = ([torch.nn.Parameter(torch.arange(3.0) + i) for i in range(2)] for _ in range(2))
+        for parameters in (ours, theirs):
+            sum((p**3).sum() for p in parameters).backward()
+        clip_together([], ours, norm)
+        torch.nn.utils.clip_grad_norm_(theirs, norm)
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
+
+
+def test_a_skipped_first_step_leaves_the_momentum_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused SGD makes its momentum with the first step, but a step that fp16's scaler skips writes nothing into it."""
+    prompts = torch.nn.Parameter(torch.ones(4))
+    (sgd,) = build_optimizers({"label_set.prompts": prompts}, OptimConfig(prompt_momentum=0.9))
+    sgd.param_groups[0]["fused"] = True  # as on a GPU
+    sgd._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch, "empty_like", lambda t, **_: torch.full(t.shape, float("nan")))  # what memory may hold
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))  # makes the scale
+    for gradient in (float("inf"), 1.0):
+        prompts.grad = torch.full((4,), gradient)
+        clip_together([sgd], [prompts], None, scaler)
+        before = prompts.detach().clone()
+        scaler.step(sgd)
+        scaler.update()
+        assert torch.equal(prompts, before) == (gradient == float("inf"))
+    assert prompts.isfinite().all()

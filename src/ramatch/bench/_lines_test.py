@@ -18,7 +18,11 @@ from ._measure import Row, ceilings, free, host_seconds, peak_gb, row, seconds_p
 from ._models import SIZES, Bench, Line, random_images, random_ram
 
 TARGETS = {32: 3000.0, 512: 7500.0}  # img/s with 1,006 labels
-WORKSPACES = (4096, 512)  # MB, for twenty thousand labels
+WORKSPACES = (
+    1024,
+    4096,
+    512,
+)  # MB, for twenty thousand labels; the first is the engine's default, which has the target
 
 
 def line_ceilings(bench: Bench) -> Iterator[Row]:
@@ -118,7 +122,7 @@ def _fast(bench: Bench, ram: RAM, labels: Labels, preset: str, batch: int) -> It
     seconds = _matching_seconds(bench, engine, next(images))
     yield row(
         f"similarities and matching, share of that, batch {batch}", 100 * seconds * rate / batch, "%",
-        at_most=10 if preset == "paper" else None, ms=1e3 * seconds,
+        at_most=10 if preset == "paper" and batch == bench.batches[1] else None, ms=1e3 * seconds,
     )  # fmt: skip
 
 
@@ -174,7 +178,7 @@ def _eager(engine: FastRAM) -> str:
 
 
 def line_many(bench: Bench) -> Iterator[Row]:
-    """Twenty thousand labels, with two sizes of workspace."""
+    """Twenty thousand labels, with several sizes of workspace."""
     ram, batch = random_ram(bench.size, "paper", bench.device, text=False), bench.batches[1]
     if ("paper", batch) not in bench.rates:
         yield from _fast(bench, ram, bench.vocabulary(), "paper", batch)
@@ -189,7 +193,8 @@ def _many(bench: Bench, ram: RAM, labels: Labels, batch: int, workspace: int) ->
     rate = bench.rate(lambda: engine(next(images)), batch)
     yield row(
         f"test, {len(labels):,} labels, paper preset, batch {batch}, workspace {workspace} MB", rate, "img/s",
-        baseline=bench.rates["paper", batch], baseline_what=f"{bench.labels:,} labels", ratio_at_least=0.4,
+        baseline=bench.rates["paper", batch], baseline_what=f"{bench.labels:,} labels",
+        ratio_at_least=0.4 if workspace == WORKSPACES[0] else None,
         note=f"{peak_gb(bench.device)[1]:.1f} GB{_eager(engine)}", memory_gb=peak_gb(bench.device)[1],
     )  # fmt: skip
     if workspace == WORKSPACES[0]:

@@ -1,12 +1,10 @@
-"""The training step, the solver, new vocabularies, and where the time of a test batch goes."""
+"""The training step, the solver, new vocabularies."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.transforms import Normalize
@@ -17,8 +15,8 @@ from ..train.ema import EMA
 from ..train.graphed import WARMUP, GraphedStep
 from ..train.loop import Step
 from ..train.optim import Temperatures, build_optimizers, trainable
-from ._measure import Row, free, host_seconds, peak_gb, row, seconds_per_call
-from ._models import SIZES, Bench, Line, label_names, random_images, random_ram
+from ._measure import Row, free, host_seconds, peak_gb, row
+from ._models import Bench, Line, label_names, random_images, random_ram
 
 TARGETS = {32: 2000.0, 256: 4000.0}  # img/s with 925 labels and EMA
 MEMORY = {32: 2.5}  # GB
@@ -118,90 +116,8 @@ def line_solver(bench: Bench) -> Iterator[Row]:
     )  # fmt: skip
 
 
-KINDS = (
-    ("attention", ("flash", "fmha", "attention", "sdpa")),
-    ("convolutions", ("conv", "fprop", "cudnn")),
-    ("transport", ("sinkhorn", "_rows_kernel", "_columns_kernel", "_polish_kernel", "_peaks_kernel")),
-    ("matrix products", ("gemm", "nvjet", "cutlass", "wgmma", "splitk", "cublas")),
-    ("softmax", ("softmax",)),
-    ("LayerNorm", ("layer_norm", "layernorm")),
-    ("reductions", ("reduce",)),
-    ("copies", ("copy", "memcpy", "memset", "catarray", "fill")),
-    ("element by element", ("elementwise",)),
-)
-
-
-def kind_of(kernel: str) -> str:
-    """What a kernel does, from its name."""
-    name = kernel.lower()
-    return next((kind for kind, marks in KINDS if any(mark in name for mark in marks)), "other")
-
-
-def line_profile(bench: Bench) -> Iterator[Row]:
-    """Where the time of one test batch goes: parts by timing, kernels by the profiler."""
-    ram, batch = random_ram(bench.size, "paper", bench.device, text=False), bench.batches[1]
-    engine = FastRAM(ram, bench.vocabulary(), batch_size=batch, graph=False)
-    images = random_images(batch, bench.pixels, bench.device, 1)[0]
-    path, vocabulary = engine.path, engine._need()
-    with torch.no_grad(), engine._tuned():
-        trunk = path.trunk(images)
-        regions = path.regions(trunk, vocabulary)
-        select, keys, streams = path.selects[0], vocabulary.keys[0], trunk.streams[0].flatten(1, 2)
-        count = len(path.selects)
-        parts: dict[str, Callable[[], object]] = {
-            "trunk (embedding, layers, SAA, convolutions of TSS)": lambda: path.trunk(images),
-            "of that, embedding": lambda: path.embed(images),
-            f"of that, convolutions of TSS, one of {count} layers": lambda: select.streams(trunk.local, trunk.grid),
-            "regions (TSS with labels, norm, projection)": lambda: path.regions(trunk, vocabulary),
-            f"of that, one of {count} layers": lambda: path.select(select, keys, streams, trunk.grid),
-            "similarities and matching": lambda: path.match(regions, vocabulary.units),
-        }
-        for what, call in parts.items():
-            yield row(f"batch {batch}: {what}", 1e3 * seconds_per_call(call, bench.device, budget=0.3), "ms")
-    if bench.device.type == "cuda":
-        yield from _attention(bench, batch)
-        yield from _kernels(bench, engine, images)
-
-
-def _attention(bench: Bench, batch: int) -> Iterator[Row]:
-    """One layer's attention by each of the fused kernels."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    c = SIZES[bench.size][0]
-    tokens = 1 + (c.image // c.patch) ** 2
-    qkv = torch.randn(batch, tokens, 3, c.heads, c.width // c.heads, device=bench.device, dtype=bench.half)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        try:
-            with sdpa_kernel(backend):
-                ms = 1e3 * seconds_per_call(lambda: F.scaled_dot_product_attention(q, k, v), bench.device, budget=0.2)
-        except RuntimeError as error:
-            yield row(f"attention of one layer, {backend.name}", None, "ms", note=str(error).splitlines()[0])
-        else:
-            yield row(f"attention of one layer, {backend.name}", ms, "ms")
-
-
-def _kernels(bench: Bench, engine: FastRAM, images: Tensor) -> Iterator[Row]:
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        engine(images)
-        torch.cuda.synchronize(bench.device)
-    kernels = [
-        (e.key, e.self_device_time_total / 1e3, e.count) for e in profile.key_averages() if "CUDA" in str(e.device_type)
-    ]
-    times: dict[str, float] = defaultdict(float)
-    for name, ms, _ in kernels:
-        times[kind_of(name)] += ms
-    total = sum(times.values())
-    for kind, ms in sorted(times.items(), key=lambda item: -item[1]):
-        yield row(f"kernels of one batch: {kind}", ms, "ms", note=f"{100 * ms / total:.1f} %")
-    top = [list(kernel) for kernel in sorted(kernels, key=lambda kernel: -kernel[1])[:15]]
-    yield row("kernels of one batch: all", total, "ms", note=f"{sum(k[2] for k in kernels)} launches", top=top)
-
-
 TRAIN_LINES: dict[str, Line] = {
     "train": line_train,
     "vocabulary": line_vocabulary,
     "solver": line_solver,
-    "profile": line_profile,
 }

@@ -101,11 +101,15 @@ def bench_solver(
     for name, method in (("pot", "auto"), ("pot_exp", "sinkhorn")):
 
         def theirs(method: str = method) -> Any:
-            return pot.solve_batch(cost, EPS, a, b, max_iter=iterations, tol=0.0, method=method, grad="detach")
+            with device:  # POT makes its first scalings on the default device, wherever the costs are
+                return pot.solve_batch(cost, EPS, a, b, max_iter=iterations, tol=0.0, method=method, grad="detach")
 
-        row[f"{name}_error"] = row_error(theirs().plan, a)
-        row[f"{name}_ms"] = milliseconds(theirs, device, max(2, repeats // 2))
-        row[f"{name}_ratio"] = row[f"{name}_ms"] / row["ms"]
+        try:
+            row[f"{name}_error"] = row_error(theirs().plan, a)
+            row[f"{name}_ms"] = milliseconds(theirs, device, max(2, repeats // 2))
+            row[f"{name}_ratio"] = row[f"{name}_ms"] / row["ms"]
+        except Exception as error:  # a method that does not run here is no reason to lose the other one
+            row["note"] = f"POT, method {method}: {type(error).__name__}: {error}"
     return row
 
 
@@ -144,8 +148,10 @@ def check_kernels(device: torch.device) -> list[dict[str, Any]]:
             rows.append(_check("match_scores", size, eps, gap, 1e-3))
             if size[2] <= 2048:
                 cost, a = transport_problem(sim)
-                ours = solve_batch(cost, eps, a, tol=1e-5, cost_range=1.0).plan
-                exact = solve_batch(cost.double(), eps, a.double(), tol=1e-7, max_iter=1000, method="log").plan
+                # as many iterations of both: small vocabularies need hundreds to converge, so that plans stopped by a
+                # tolerance differ by more than rounding
+                ours = solve_batch(cost, eps, a, tol=0.0, max_iter=50, cost_range=1.0).plan
+                exact = solve_batch(cost.double(), eps, a.double(), tol=0.0, max_iter=50, method="log").plan
                 gap = float((ours - exact).abs().max())
                 rows.append(_check("solve_batch", size, eps, gap, 1e-4))
     return rows
@@ -156,8 +162,9 @@ def _check(what: str, size: tuple[int, int, int], eps: float, gap: float, bound:
     return {"bench": "check " + what, **shape, "eps": eps, "difference": gap, "ok": gap < bound}
 
 
-def tune_tiles(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU_SIZES) -> list[dict[str, Any]]:
-    """The three fastest tiles of the Sinkhorn kernel for each size and type of K, beside the default one."""
+def tune_tiles(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU_SIZES[1:]) -> list[dict[str, Any]]:
+    """The three fastest tiles of the Sinkhorn kernel for each size and type of K, beside the default one. Takes a minute: each
+    tile is compiled."""
     module = kernels(device)
     if module is None:
         return []
@@ -168,7 +175,7 @@ def tune_tiles(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU
         for dtype in (torch.float16, torch.float32):
             K = torch.rand(batch, regions, width, device=device).add_(0.1).to(dtype)
             found = []
-            for numbers, warps, stages in itertools.product((4096, 8192, 16384), (4, 8, 16), (1, 3, 4)):
+            for numbers, warps, stages in itertools.product((4096, 8192, 16384), (4, 8, 16), (1, 3)):
                 block_m = max(1, min(numbers // default["BLOCK_N"], 256))
                 tile = default | {"BLOCK_M": block_m, "STAGES": stages, "num_warps": warps}
                 found.append({"ms": _time_tile(module, K, tile), **tile})
@@ -230,9 +237,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     rows = bench_ot(args.device, repeats=args.repeats)
+    print(format_rows(rows), flush=True)
     if args.tune and torch.cuda.is_available():
-        rows += tune_tiles(torch.device(args.device or "cuda"))
-    print(format_rows(rows))
+        tiles = tune_tiles(torch.device(args.device or "cuda"))
+        print(format_rows(tiles))
+        rows += tiles
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)

@@ -17,15 +17,17 @@ import torch
 
 from ..errors import RamatchError
 from ..files import write_json
+from ..memory import use_growing_segments
 from ._lines_cpu import CPU_LINES
+from ._lines_profile import PROFILE_LINES
 from ._lines_test import TEST_LINES
 from ._lines_train import TRAIN_LINES
 from ._measure import Row, run_line
 from ._models import Bench, Line
 
-LINES: dict[str, Line] = {**TEST_LINES, **TRAIN_LINES, **CPU_LINES}
+LINES: dict[str, Line] = {**TEST_LINES, **TRAIN_LINES, **PROFILE_LINES, **CPU_LINES}
 ON_GPU = (
-    "ceilings", "clip", "test", "train", "many", "retag", "vocabulary", "solver", "linear", "reference", "profile",
+    "ceilings", "clip", "test", "train", "many", "retag", "vocabulary", "solver", "linear", "reference", "profile", "profile_train",
 )  # fmt: skip
 ON_CPU = ("ceilings", "tag", "first", "solver")
 
@@ -127,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=None, help="for the line `first`; default: the bundled one")
     parser.add_argument("--json", default=None, metavar="F", help="also write the rows to this file")
     args = parser.parse_args(argv)
+    use_growing_segments()
     show_speed(
         args.device, args.lines.split(",") if args.lines else None, json=args.json, cap=args.cap, budget=args.budget,
         compiled=args.compiled, model=args.model,

@@ -4,7 +4,7 @@ making one score of a model's two branches. The CLIP tables of docs/results.md a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,17 @@ class Variant:
 
 
 _OURS = FitConfig(epochs=3, batch_size=256, lr=1e-3, lr_prompts=1e-2, lr_tau=5e-4, ema=0.99, clip=0)
+_SIGMOID = replace(_OURS, loss="sigmoid", clip=1.0)
 VARIANTS: dict[str, Variant] = {
     "reference": Variant("reference", {"pixels": "backbone"}, FitConfig(clip=0), views=2),
     "ramatch": Variant("ramatch", fit=_OURS),
-    "ramatch-6": Variant("ramatch", fit=FitConfig(**{**vars(_OURS), "epochs": 6})),
+    "ramatch-6": Variant("ramatch", fit=replace(_OURS, epochs=6)),
     "reweight": Variant("ramatch", {"matcher": "reweight", "max_weight": 0.0}, _OURS),
     "kcot": Variant("ramatch", {"max_weight": 0.0}, _OURS),
+    "sigmoid": Variant("ramatch", fit=_SIGMOID),
+    "sigmoid-reweight": Variant("ramatch", {"matcher": "reweight"}, _SIGMOID),
     "no-tkt": Variant("ramatch", {"tkt": False}, _OURS),
+    "aligned": Variant("aligned", fit=replace(_SIGMOID, epochs=4)),
     "average": Variant("ramatch", {"matcher": "average", "max_weight": 0.0}, _OURS),
 }
 
@@ -63,17 +67,25 @@ def study(
     pixels = load_pixels(train.records, own.preprocess.size)
     pictures = {p: load_pixels(test.records, own.preprocess.size) for p, test in tests.items()}
     rows = []
+    kept: dict[str, Kept] = {}  # of one kind of stem: tens of gigabytes on a real set
+    stem: tuple[Any, ...] = ()
     for name in variants:
         variant = VARIANTS[name]
+        config = preset(variant.preset, **variant.ram)
+        fields = ("adapted_layers", "saa_layers", "tss", "tss_input", "pixels")
+        wanted = (variant.views, config.visual_prompts > 0, *(getattr(config, field) for field in fields))
         for seed in seeds:
             torch.manual_seed(seed)
-            ram = RAM(own, preset(variant.preset, **variant.ram)).to(own.device)
-            kept: Kept = keep(ram, pixels, variant.views, seed=seed)
-            log = fit(ram, kept, train.targets(), train.classes, variant.fit, seed)
-            del kept  # tens of gigabytes on a real set
+            ram = RAM(own, config).to(own.device)
+            if wanted != stem:  # variants that differ further up share their stems, and so do seeds
+                kept.clear()
+                kept["train"] = keep(ram, pixels, variant.views)
+                kept |= {protocol: keep(ram, found) for protocol, found in pictures.items()}
+                stem = wanted
+            log = fit(ram, kept["train"], train.targets(), train.classes, variant.fit, seed)
             row: dict[str, Any] = {"variant": name, "seed": seed, "seconds": log["seconds"], "scores": {}}
             for protocol, test in tests.items():
-                found = collect(ram, keep(ram, pictures[protocol]), test.classes)
+                found = collect(ram, kept[protocol], test.classes)
                 truth = test.targets().numpy()
                 for rule, scores in score_rules(found, ram.tau_global.item(), ram.tau_region.item()).items():
                     values = {

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import RamatchError
+from ..memory import use_growing_segments
 
 EXAMPLES = """examples:
   ramatch tag photo.jpg --labels "dog, umbrella, kite"
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets a stand-in, not a crash
             stream.reconfigure(errors="replace")
+    use_growing_segments()
     arguments = parse(argv)
     try:
         code = arguments.run(arguments) or 0

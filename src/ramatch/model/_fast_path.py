@@ -13,11 +13,20 @@ from torch import Tensor
 from ..errors import RamatchError
 from ..ot import match_scores
 from ._folded import CENTRE, Affine, Keys, Select, fold_block, fold_keys, fold_norm, fold_patches, fold_tss
+from ._ops import layer_norm
 from .matching import match
 from .ram import RAM, Labels
 
 FUSED = ("kcot", "ot")  # matchers that `match_scores` computes
 attention = F.scaled_dot_product_attention
+
+
+def _wave(device: torch.device, dim: int) -> int:
+    """Rows of a product with `dim` columns that give every processor of the GPU one tile of 128 × 256: a product of a few waves
+    and a bit takes as long as one of another whole wave."""
+    if device.type != "cuda":
+        return 1
+    return max(1, torch.cuda.get_device_properties(device).multi_processor_count * 128 * 256 // dim)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,13 @@ class FastTrunk:
     def clone(self) -> FastTrunk:
         image, local, *streams = (t.clone() for t in self.tensors)
         return FastTrunk(image, local, tuple(streams), self.grid)
+
+    @staticmethod
+    def cat(parts: list[FastTrunk]) -> FastTrunk:
+        streams = tuple(torch.cat(s, dim=1) for s in zip(*(p.streams for p in parts), strict=True))
+        return FastTrunk(
+            torch.cat([p.image for p in parts]), torch.cat([p.local for p in parts]), streams, parts[0].grid
+        )
 
 
 @dataclass(frozen=True)
@@ -105,11 +121,13 @@ class FastPath:
         self.mean_frozen, self.mean_adapted = pools and c.pooled == "frozen", pools and c.pooled == "adapted"
         both = c.combine == "mean" and len(regions.tss) > 0 and c.saa_layers != 0
         self.weight = 0.5 if both else 1.0  # of SAA and TSS in the adapted layers (Eq. 5)
+        self.tss_share = c.tss_share
         # SAA's output projections accumulate in place and without their biases, which add up to one constant
         shares = [self._share(i) * layer.out.bias.float() for i, layer in enumerate(self.layers) if i >= self.saa_start]  # type: ignore[union-attr]
         self.saa_bias = torch.stack(shares).sum(0).to(dtype) if shares else None
         # without these, nobody reads the last layer's patches, and its class token is all it needs to compute
         self.whole = self.mean_frozen or c.saa_layers == 0 or (bool(self.selects) and c.tss_input == "after")
+        self.wave = _wave(own.device, own.dim)
         self._positions: dict[tuple[int, int], Tensor] = {}
 
     def _share(self, i: int) -> float:
@@ -128,7 +146,8 @@ class FastPath:
         return images.shape[2] // self.side, images.shape[3] // self.side
 
     def vocabulary(self, labels: Labels) -> Vocabulary:
-        unit = labels.unit.detach().to(self.device).float()
+        # a copy: `set_labels` writes the next vocabulary over it, and the caller's labels are the caller's
+        unit = labels.unit.detach().to(self.device, torch.float32, copy=True)
         if labels.negative is not None:  # cos(x, positive) − cos(x, negative) is one product with the difference
             unit = unit - labels.negative.detach().to(self.device).float()
         tss = labels.tss.detach().to(self.device)
@@ -209,21 +228,25 @@ class FastPath:
         local = trunk.local.flatten(0, 1)
         for select, keys, streams in zip(self.selects, vocabulary.keys, trunk.streams, strict=True):
             chosen = self.select(select, keys, streams.flatten(1, 2), trunk.grid)
-            local = torch.addmm(local, chosen, select.back, alpha=self.weight)
+            local = torch.addmm(local, chosen, select.back, alpha=self.weight * self.tss_share)
         return self.projection(self.norm(local)).view(*trunk.local.shape[:2], -1)
 
     def select(self, select: Select, keys: Keys, streams: Tensor, grid: tuple[int, int]) -> Tensor:
         """What TSS lets through of streams (2, B·M, D), before the way back: (B·M, D)."""
-        queries = F.layer_norm(streams, streams.shape[-1:], eps=select.norms[0].eps)
+        queries = layer_norm(streams, None, None, select.norms[0].eps)
         rows = streams.shape[1]
-        # attention logits and weights are all that grows with the vocabulary here
-        step = max(1, (self.workspace_mb << 20) // (2 * keys.values.shape[0] * queries.element_size()))
+        # attention logits, which become the weights in place, are all that grows with the vocabulary here
+        step = max(1, (self.workspace_mb << 20) // (keys.values.shape[0] * queries.element_size()))
+        if rows > step > self.wave:
+            step -= step % self.wave
         looked = torch.empty_like(streams)
         for stream, query, key, bias, out in zip(streams, queries, keys.keys, keys.biases, looked, strict=True):
             for a in range(0, rows, step):
                 part = slice(a, a + step)
-                weights = torch.addmm(bias, query[part], key).softmax(-1)
+                weights = torch.addmm(bias, query[part], key)
+                torch.softmax(weights, dim=-1, out=weights)
                 torch.addmm(stream[part], weights, keys.values, out=out[part])
+                del weights  # before the next ones are made
         mean, top = looked.mean(-1, dtype=torch.float32).mean(0), looked.amax(-1).amax(0).float()
         pooled = torch.stack([mean.view(-1, *grid), top.view(-1, *grid)], dim=1)
         masks = F.conv2d(pooled, select.mask, padding=select.mask.shape[-1] // 2, groups=select.groups).sigmoid()

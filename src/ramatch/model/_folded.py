@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._ops import add_norm, layer_norm
 from .preprocess import Preprocess
 from .region_set import TSS, Stream
 from .towers import Block, VisionTower, quick_gelu
@@ -55,7 +56,7 @@ class Norm:
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ class Layer:
 
     def feed(self, x: Tensor, attended: Tensor, into: Tensor | None = None) -> Tensor:
         """Everything after attention: x (B, T, W), attended (B, heads, T, W/heads) → (B, T, W), written `into` a view if given."""
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return torch.add(x, self.fc2(self.act(self.fc1(self.ln2(x)))), out=into)
+        norm = self.ln2
+        x, y = add_norm(x, self.out(attended.transpose(1, 2).flatten(2)), norm.weight, norm.bias, norm.eps)
+        return torch.add(x, self.fc2(self.act(self.fc1(y))), out=into)
 
 
 def _part(affine: Affine, x: Tensor, rows: slice) -> Tensor:

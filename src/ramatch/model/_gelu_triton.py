@@ -12,7 +12,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
+def _gelu_forward_kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = at < count
     x = tl.load(x_ptr + at, mask=here, other=0.0).to(tl.float32)
@@ -21,7 +21,7 @@ def _forward_kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward_kernel(x_ptr, grad_ptr, out_ptr, count, BLOCK: tl.constexpr):
+def _gelu_backward_kernel(x_ptr, grad_ptr, out_ptr, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = at < count
     x = tl.load(x_ptr + at, mask=here, other=0.0).to(tl.float32)
@@ -37,7 +37,7 @@ def forward(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     if x.numel():
         with torch.cuda.device_of(x):
-            _forward_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK=BLOCK, num_warps=8)
+            _gelu_forward_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK=BLOCK, num_warps=8)
     return y
 
 
@@ -47,5 +47,5 @@ def backward(x: Tensor, grad: Tensor) -> Tensor:
     out = torch.empty_like(x)
     if x.numel():
         with torch.cuda.device_of(x):
-            _backward_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, grad, out, x.numel(), BLOCK=BLOCK, num_warps=8)
+            _gelu_backward_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, grad, out, x.numel(), BLOCK=BLOCK, num_warps=8)
     return out

@@ -17,6 +17,7 @@ is eight times finer; matching and scores in float32.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,10 +30,19 @@ from ._fast_path import FUSED, FastOutput, FastPath, FastTrunk, Vocabulary
 from ._graphs import Recorder
 from .ram import RAM, Labels
 
-__all__ = ["FastOutput", "FastRAM", "FastTrunk"]
+__all__ = ["FastOutput", "FastRAM", "FastTrunk", "suits"]
 
 HOST = ("bipartite",)  # matchers that work on the CPU, so that no graph can hold them
 SCALING_TOL = 1e-4  # marginal error that stands in for the batch-wide rule of `stop="scaling"`
+
+
+def suits(ram: RAM, wanted: bool | None = None) -> bool:
+    """Whether to use a `FastRAM` for this model: by default (None) on CUDA, never if not `wanted`, and only where it computes what
+    RAM itself does: matchers that `match_scores` knows, stopped image by image, on a pre-LN tower."""
+    if wanted is False or (wanted is None and ram.backbone.device.type != "cuda"):
+        return False
+    c = ram.config
+    return c.matcher in FUSED and c.stop != "scaling" and not any(block.post for block in ram.backbone.vision.blocks)
 
 
 @dataclass
@@ -61,6 +71,7 @@ class FastRAM:
         tol: L1 marginal error at which matching stops; the model's own by default.
         best: also give each label's best region (a calibrator looks at it).
         fused: False takes the plain solver, which holds plans in memory, for comparison.
+        patience: runs of a batch size without a graph before one is recorded, which takes as long as a few dozen runs.
 
     With `stop="scaling"` (the `reference` preset) the plain path stops a whole batch together, so that an image's scores depend
     on its neighbours; here every image is brought to an L1 marginal error of 1e-4 instead.
@@ -70,6 +81,7 @@ class FastRAM:
     def __init__(
         self, ram: RAM, labels: Labels | None = None, *, batch_size: int = 32, dtype: torch.dtype | None = None,
         workspace_mb: int = 1024, graph: bool = True, tol: float | None = None, best: bool = False, fused: bool = True,
+        patience: int = 0,
     ) -> None:  # fmt: skip
         if batch_size < 1 or workspace_mb < 1:
             raise RamatchError("FastRAM: batch_size and workspace_mb must be at least 1")
@@ -85,6 +97,7 @@ class FastRAM:
         asks = c.matcher in HOST or (c.stop == "scaling" and c.matcher in FUSED and not self.path.fused)
         self._recorder = Recorder(device) if graph and cuda and not asks else None
         self._slots: dict[tuple[int, int, int], _Slot] = {}
+        self._patience, self._asked = patience, Counter[tuple[int, int, int]]()
         self._vocabulary: Vocabulary | None = None
         if labels is not None:
             self.set_labels(labels)
@@ -163,6 +176,9 @@ class FastRAM:
         size = min(self.batch_size, 1 << (count - 1).bit_length())
         key = (size, height, width)
         if key not in self._slots:
+            self._asked[key] += 1
+            if self._asked[key] <= self._patience:
+                return None
             images = torch.zeros(size, 3, height, width, dtype=torch.uint8, device=self.device)
             try:
                 encode, trunk = self._recorder.record(lambda: self.path.trunk(images))

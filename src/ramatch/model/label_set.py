@@ -7,10 +7,12 @@ training step only runs the last few layers. Sequences are cut to the longest re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import RAMConfig
 from ..errors import RamatchError
@@ -37,6 +39,14 @@ def clean_labels(labels: Sequence[str]) -> tuple[str, ...]:
     return out
 
 
+def _any_size(device: torch.device) -> AbstractContextManager:
+    """On a GPU, attention that is ready for any number of labels: cuDNN's plans each shape anew, for some 30 ms. Training, where
+    every step has the same labels, plans once."""
+    if device.type != "cuda" or torch.is_grad_enabled():
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
 class LabelSet(nn.Module):
     """Encodes labels. `prompts`: none (template as it is), deep (r tokens at each of the last layers), coop (r tokens
     in place of the template's words), dualcoop (a positive and a negative set of those)."""
@@ -59,12 +69,17 @@ class LabelSet(nn.Module):
             "none": (0, 0, width),
         }[self.mode]
         self.prompts = nn.Parameter(torch.randn(shape) * 0.02)
-        self._kept: dict[str, Tensor] = {}  # sentence → output of the frozen layers (length, W)
+        # sentence → output of the frozen layers, padded (T, W), and how many of its rows are real
+        self._kept: dict[str, tuple[Tensor, int]] = {}
         self._padded: tuple[tuple, Tensor, Tensor] | None = None  # the last list of sentences, ready for the next step
         self._teacher: tuple[tuple, Tensor] | None = None  # the last list of labels and their frozen features
 
     def forward(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
         """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop."""
+        with _any_size(backbone.device):
+            return self._encode(backbone, labels)
+
+    def _encode(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
         if backbone.text is None:
             return backbone.label_features(labels)
         if self.mode in ("coop", "dualcoop"):
@@ -111,12 +126,20 @@ class LabelSet(nn.Module):
             # kept for good, so in full precision even when the first caller runs under autocast
             with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
                 ids, lengths = backbone.tokenize(chunk)
+                counts = lengths.tolist()  # before the layers are queued: nothing to wait for
                 x = text.run(text.embed(ids), lengths, 0, self.start)
-            for sentence, row, n in zip(chunk, x, lengths.tolist(), strict=True):
-                self._kept[sentence] = row[:n]
-        rows = [self._kept[s] for s in sentences]
-        lengths = torch.tensor([len(row) for row in rows], device=backbone.device)
-        self._padded = (key, nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
+            self._kept.update((s, (row, n)) for s, row, n in zip(chunk, x.unbind(), counts, strict=True))
+            if len(chunk) == len(sentences):  # a whole new list, in order: it is padded already
+                self._padded = (key, x, lengths)
+        if self._padded is None or self._padded[0] != key:
+            rows = [self._kept[s][0] for s in sentences]
+            counts = [self._kept[s][1] for s in sentences]
+            size = max(counts)
+            if min(map(len, rows)) >= size:  # one copy for all
+                padded = torch.stack([row[:size] for row in rows])
+            else:
+                padded = nn.utils.rnn.pad_sequence([row[:size] for row in rows], batch_first=True)[:, :size]
+            self._padded = (key, padded, torch.tensor(counts, device=backbone.device))
         if len(self._kept) > KEEP:
             self._kept.clear()
         return self._padded[1:]
@@ -129,9 +152,13 @@ class LabelSet(nn.Module):
             return text.pool(text.run(x, lengths, self.start), lengths)
         r = self.config.prompt_tokens
         mask = text.mask(lengths + r, x.shape[1] + r)
+        ends = text.config.pool == "eot"
         for prompt, block in zip(self.prompts, text.blocks[self.start :], strict=True):
             prompt = prompt.to(x.dtype).expand(len(x), -1, -1)
-            x = block(torch.cat([x[:, :1], prompt, x[:, 1:]], dim=1), mask, text.config.causal)
+            x = torch.cat([x[:, :1], prompt, x[:, 1:]], dim=1)
+            if ends and block is text.blocks[-1]:  # of the last layer only the end tokens are read
+                return text.norm(block(x, text.real(lengths + r, x.shape[1]), places=lengths - 1 + r)[:, 0])
+            x = block(x, mask, text.config.causal)
             x = torch.cat([x[:, :1], x[:, 1 + r :]], dim=1)
         return text.pool(x, lengths)
 

@@ -7,6 +7,7 @@ split is exact.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ..config import RAMConfig
 from ..errors import RamatchError
+from ._ops import label_attention, layer_norm, spatial_selection
 from .backbone import Backbone
 from .towers import Block
 
@@ -38,6 +40,9 @@ class Trunk:
 
     def __getitem__(self, rows: slice | Tensor) -> Trunk:
         return Trunk(self.image[rows], self.local[rows], tuple(t[rows] for t in self.taps), self.grid)
+
+    def clone(self) -> Trunk:
+        return Trunk(self.image.clone(), self.local.clone(), tuple(t.clone() for t in self.taps), self.grid)
 
     @staticmethod
     def cat(parts: list[Trunk]) -> Trunk:
@@ -89,24 +94,44 @@ class TSS(nn.Module):
             nn.init.zeros_(self.back.weight)
 
     def look(self, stream: Tensor, norm: nn.LayerNorm, labels: Tensor) -> Tensor:
-        """Add to each position (B, D, H, W') what it finds among the labels (N, D) (after LayerNorm)."""
-        query = norm(stream.flatten(2).transpose(1, 2))
-        found = F.scaled_dot_product_attention(
-            query, labels.expand(len(query), -1, -1), labels.expand(len(query), -1, -1)
-        )
-        return stream + found.transpose(1, 2).reshape(stream.shape)
+        """What each position of a stream (B, M, D) finds among the labels (N, D) (after LayerNorm)."""
+        return label_attention(layer_norm(stream, norm.weight, norm.bias, norm.eps), labels)
 
     def forward(self, patches: Tensor, grid: tuple[int, int], labels: Tensor) -> Tensor:
         """patches (B, M, W), labels (N, D) → (B, M, W)"""
-        x = patches.transpose(1, 2).reshape(len(patches), -1, *grid)
+        # images are channels last throughout, so that they and tokens are views of each other; 1×1 convolutions are products
+        patches = patches.contiguous()
         labels = self.norm_labels(labels)
-        point = self.look(self.point(x), self.norm_point, labels)
-        area = self.look(self.area(x), self.norm_area, labels)
-        both = torch.cat([point, area], dim=1)
-        pooled = torch.cat([both.mean(1, keepdim=True), both.amax(1, keepdim=True)], dim=1)
-        masks = self.mask(pooled).sigmoid()
-        y = self.back(point * masks[:, :1] + area * masks[:, 1:])
-        return y.flatten(2).transpose(1, 2)
+        convolution, norm, act = self.point
+        point = _tokens(act(norm(_image(_product(patches, convolution), grid))))
+        area = _tokens(self.area(_image(patches, grid)))
+        chosen = spatial_selection(
+            point, self.look(point, self.norm_point, labels), area, self.look(area, self.norm_area, labels),
+            self.mask.weight, self.mask.groups, grid,
+        )  # fmt: skip
+        return _product(chosen, self.back)
+
+
+def _product(x: Tensor, convolution: nn.Module) -> Tensor:
+    """A 1×1 convolution without bias, on tokens (B, M, C)."""
+    return F.linear(x, cast(nn.Conv2d, convolution).weight.flatten(1))
+
+
+def _image(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, M, C) → (B, C, H, W')"""
+    return tokens.unflatten(1, grid).permute(0, 3, 1, 2)
+
+
+def _tokens(image: Tensor) -> Tensor:
+    """(B, C, H, W') → (B, M, C)"""
+    return image.flatten(2).transpose(1, 2)
+
+
+def _own_type(backbone: Backbone, x: Tensor) -> AbstractContextManager:
+    """The frozen tower in its own half-precision type. Autocast would give it a float32 residual stream and LayerNorms between
+    conversions: three times the memory traffic for a tower that recognises in half precision anyway."""
+    half = backbone.dtype != torch.float32 and x.dtype == backbone.dtype
+    return torch.autocast(x.device.type, enabled=False) if half else nullcontext()
 
 
 class RegionSet(nn.Module):
@@ -132,7 +157,8 @@ class RegionSet(nn.Module):
     def stem(self, backbone: Backbone, pixels: Tensor) -> Streams:
         """Normalised pixels (B, 3, H, W) → state before the first layer that learns; constant per image, so it may be kept."""
         grid = backbone.vision.grid(*pixels.shape[-2:])
-        return self.climb(backbone, Streams(backbone.vision.embed(pixels), grid), range(self.first))
+        with _own_type(backbone, pixels):
+            return self.climb(backbone, Streams(backbone.vision.embed(pixels), grid), range(self.first))
 
     def trunk(
         self, backbone: Backbone, pixels: Tensor | Streams, *, teacher: bool = False
@@ -145,7 +171,15 @@ class RegionSet(nn.Module):
         tower = backbone.vision
         stem = pixels if isinstance(pixels, Streams) else self.stem(backbone, pixels)
         rest = range(self.first, len(tower.blocks))
-        main = self.climb(backbone, stem, rest, prompts=True)
+        # where nobody reads the last layer's patches (TSS comes before it, the global feature is the class token), it need not
+        # compute them
+        alone = not (
+            (backbone.global_pool == "cls+mean" and self.config.pooled == "frozen")
+            or self.config.saa_layers == 0
+            or (bool(self.tss) and self.config.tss_input == "after")
+        )
+        with _own_type(backbone, stem.x):
+            main = self.climb(backbone, stem, rest, prompts=True, alone=alone)
         # projecting the class token alone is cheaper; the patches join only where the global feature wants them
         image = backbone.visual_projection(tower.norm(main.x[:, 0]))
         if backbone.global_pool == "cls+mean" and self.config.pooled == "frozen":
@@ -153,16 +187,20 @@ class RegionSet(nn.Module):
         out = Trunk(image, main.local(self._weight()), main.taps, stem.grid)
         if not teacher:
             return out, None
-        with torch.no_grad():  # without TSS there is nothing to average: the teacher's SAA counts in full
-            guide = main if self.first == len(tower.blocks) else self.climb(backbone, stem, rest)
+        # without TSS there is nothing to average: the teacher's SAA counts in full
+        with torch.no_grad(), _own_type(backbone, stem.x):
+            guide = main if self.first == len(tower.blocks) else self.climb(backbone, stem, rest, alone=alone)
             return out, backbone.visual_projection(tower.norm(guide.local(1.0)))
 
     def _weight(self) -> float:
         """Weight of SAA and of TSS in the adapted layers: the mean of the two when both are on (Eq. 5)."""
         return 0.5 if self.config.combine == "mean" and self.tss and self.config.saa_layers != 0 else 1.0
 
-    def climb(self, backbone: Backbone, streams: Streams, layers: range, *, prompts: bool = False) -> Streams:
-        """Run some layers on the main stream, collecting SAA and the inputs of TSS on the way."""
+    def climb(
+        self, backbone: Backbone, streams: Streams, layers: range, *, prompts: bool = False, alone: bool = False
+    ) -> Streams:
+        """Run some layers on the main stream, collecting SAA and the inputs of TSS on the way. `alone`: of the tower's last layer,
+        x has only the class token (B, 1, W)."""
         x, base, found, taps = streams.x, streams.base, streams.found, list(streams.taps)
         count = x.shape[1]
         for i in layers:
@@ -185,16 +223,17 @@ class RegionSet(nn.Module):
                 else:
                     assert base is not None
                     base = base + seen
-            attended = F.scaled_dot_product_attention(q[:, :, :count], k, v)  # prompts are dropped after the layer
-            x = block.feed(x, block.merge(attended))
+            keep = 1 if alone and i + 1 == len(backbone.vision.blocks) else count  # prompts are dropped after the layer
+            attended = F.scaled_dot_product_attention(q[:, :, :keep], k, v)
+            x = block.feed(x[:, :keep], block.merge(attended))
             if adapted and self.tss and self.config.tss_input == "after":
                 taps.append(x[:, 1:])
         return Streams(x, streams.grid, base, found, tuple(taps))
 
     def regions(self, backbone: Backbone, trunk: Trunk, labels: Tensor) -> Tensor:
         """Regions (B, M, D), not normalised, for labels (N, D): Eq. 5, then the frozen norm and projection."""
-        local = trunk.local
+        local, weight = trunk.local, self._weight() * (1.0 if self.training else self.config.tss_share)
         for tss, tap in zip(self.tss, trunk.taps, strict=True):
             added = tss(tap, trunk.grid, labels)
-            local = local + (added if self._weight() == 1.0 else added * self._weight())
+            local = local + (added if weight == 1.0 else added * weight)
         return backbone.visual_projection(backbone.vision.norm(local))

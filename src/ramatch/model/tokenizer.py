@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,8 +66,9 @@ class Tokenizer:
         if not texts:
             return torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, dtype=torch.long)
         batch = self.inner.encode_batch([html.unescape(html.unescape(t)) for t in texts])  # twice, as CLIP's own does
-        ids = torch.tensor([e.ids for e in batch])
-        return ids, torch.tensor([e.attention_mask for e in batch]).sum(-1)
+        # through NumPy: torch takes nested lists one number at a time
+        ids, mask = (np.array([getattr(e, name) for e in batch], dtype=np.int64) for name in ("ids", "attention_mask"))
+        return torch.from_numpy(ids), torch.from_numpy(mask.sum(-1))
 
     def save(self, folder: Path) -> None:
         self.inner.no_padding()

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._ops import add_norm, layer_norm, quick_gelu
+
 
 @dataclass(frozen=True)
 class TowerConfig:
@@ -39,15 +41,15 @@ class TowerConfig:
     pool: str = "eot"  # eot: feature of the end token; mean: mean of the real tokens (BERT)
 
 
-def quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 class Block(nn.Module):
@@ -72,13 +74,13 @@ class Block(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of x (B, T, W), each (B, heads, T, W/heads)."""
-        q, k, v = self.qkv(x if self.post else self.ln1(x)).chunk(3, dim=-1)
+        q, k, v = self.qkv(x if self.post else _normed(x, self.ln1)).chunk(3, dim=-1)
         return self.split(q), self.split(k), self.split(v)
 
     def values(self, x: Tensor) -> Tensor:
         """Only the value projection of x: (B, heads, T, W/heads)."""
         w = self.qkv.weight.shape[1]
-        x = x if self.post else self.ln1(x)
+        x = x if self.post else _normed(x, self.ln1)
         return self.split(F.linear(x, self.qkv.weight[2 * w :], self.qkv.bias[2 * w :]))
 
     def merge(self, heads: Tensor, scaled: bool = True) -> Tensor:
@@ -93,15 +95,21 @@ class Block(nn.Module):
     def feed(self, x: Tensor, attended: Tensor) -> Tensor:
         """Residual, feed-forward, residual: everything of the layer that comes after attention."""
         if self.post:
-            x = self.ln1(x + attended)
-            return self.ln2(x + self.fc2(self.act(self.fc1(x))))
-        x = x + attended
-        y = self.fc2(self.act(self.fc1(self.ln2(x))))
+            x = add_norm(x, attended, self.ln1.weight, self.ln1.bias, self.ln1.eps)[1]
+            return add_norm(x, self.fc2(self.act(self.fc1(x))), self.ln2.weight, self.ln2.bias, self.ln2.eps)[1]
+        x, y = add_norm(x, attended, self.ln2.weight, self.ln2.bias, self.ln2.eps)
+        y = self.fc2(self.act(self.fc1(y)))
         return x + (y * self.scale2 if self.scale2 is not None else y)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """x (B, T, W) → (B, T, W). `mask` is True where attention is allowed."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, causal: bool = False, places: Tensor | None = None
+    ) -> Tensor:
+        """x (B, T, W) → (B, T, W). `mask` is True where attention is allowed. With `places` (B,): of each sequence that one place
+        only, (B, 1, W), which sees what `mask` says."""
         q, k, v = self.project(x)
+        if places is not None:
+            q = q.gather(2, places[:, None, None, None].expand(-1, q.shape[1], 1, q.shape[3]))
+            x = x.gather(1, places[:, None, None].expand(-1, 1, x.shape[2]))
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
         return self.feed(x, self.merge(attended))
 
@@ -173,8 +181,11 @@ class TextTower(nn.Module):
 
     def mask(self, lengths: Tensor, size: int) -> Tensor | None:
         """Attention mask for sequences of `lengths` real tokens padded to `size`; None when plain causal does."""
-        if self.config.causal:
-            return None
+        return None if self.config.causal else self.real(lengths, size)
+
+    @staticmethod
+    def real(lengths: Tensor, size: int) -> Tensor:
+        """(N, 1, 1, size): which tokens are real."""
         return (torch.arange(size, device=lengths.device) < lengths[:, None])[:, None, None, :]
 
     def run(self, x: Tensor, lengths: Tensor, start: int = 0, stop: int | None = None) -> Tensor:

@@ -150,22 +150,14 @@ def solve_exp(problem: Problem, *, max_iter: int, tol: float, check_every: int, 
 
 def solve_exp_kernel(module: ModuleType, problem: Problem, *, max_iter: int, tol: float, fixed: bool) -> Solution:
     """`solve_exp` in one Triton launch: one program per problem, tested after every iteration, no host in the loop."""
-    batch, n, m = problem.cost.shape
+    start, shift = start_scaling(problem)
     with torch.cuda.device_of(problem.cost):
-        width = module.padded(m)
-        K = problem.cost.new_zeros(batch, n, width) if width > m else problem.cost.new_empty(batch, n, m)
-        real, low = gibbs_kernel(problem, K[:, :, :m])
-        start, shift = start_scaling(problem)
-        b, c = problem.a.new_zeros(2, batch, width)
-        b[:, :m], c[:, :m] = problem.b, start
-        r, c, n_iter, error = module.sinkhorn(
-            K, problem.a.contiguous(), b, c, max_iter=max_iter, tol=-1.0 if fixed else tol
-        )
-    c = c[:, :m]
-    u, v = safe_log(r) + low, safe_log(c)
+        plan, u, v, n_iter, error = module.solve(
+            problem.cost.contiguous(), problem.reg.reshape(-1).contiguous(), problem.a.contiguous(), problem.b.contiguous(),
+            start.contiguous(), max_iter=max_iter, tol=-1.0 if fixed else tol, log_zero=ZERO,
+        )  # fmt: skip
     if shift is not None:
         u, v = u - shift, v + shift
-    plan = (real * r.unsqueeze(2)).mul_(c.unsqueeze(1))
     return Solution(plan, u, v, n_iter, error, error < tol)
 
 

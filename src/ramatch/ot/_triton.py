@@ -1,7 +1,4 @@
-"""Triton kernels: Sinkhorn with one program per problem, and scores from similarities without a plan.
-
-Nothing here talks to the host while it iterates: every program tests its own problem's row marginal, which
-falls out of the next row update for free, and leaves its loop when it is met.
+"""Triton kernels: scores from similarities without a plan. (The iterations themselves: `_sinkhorn_triton.py`.)
 
 Shapes: sim (B, M, N), contiguous, any float type; everything else float32 unless said otherwise.
 In these kernels K = exp((p - 1) / eps) with p = softmax over labels of sim * scale, rebuilt from `sim` and the
@@ -16,73 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TINY = 1e-30
-MAX_COLUMNS = 2048  # columns one program keeps in registers
-HALF_LIMIT = 18.0  # with exp(x), |x| <= 9, float16 has full precision: eps >= 1 / 18
+from ramatch.ot._sinkhorn_triton import HALF_LIMIT, MAX_COLUMNS, TINY, default_tile, padded, sinkhorn, solve
 
-
-@triton.jit
-def _sinkhorn_kernel(
-    K_ptr,  # (B, M, N) float16 or float32, N padded with zeros to a multiple of 16
-    a_ptr,  # (B, M)
-    b_ptr,  # (B, N), zero in the padding
-    c_ptr,  # (B, N) in: first column scalings, out: last ones
-    r_ptr,  # (B, M) out
-    work_ptr,  # (B, 2, M) row scalings of this and the last iteration, zeros at first
-    n_iter_ptr,  # (B,) int64 out
-    error_ptr,  # (B,) out
-    M,
-    N,
-    tol,
-    max_iter,
-    tiny,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    pid = tl.program_id(0).to(tl.int64)
-    K_ptr += pid * M * N
-    a_ptr += pid * M
-    r_ptr += pid * M
-    work_ptr += pid * 2 * M
-    cols = tl.arange(0, BLOCK_N)
-    in_n = cols < N
-    c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
-    weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
-    iteration = 0
-    error = 0.0
-    running = 1
-    while running == 1:
-        last = work_ptr + (iteration % 2) * M
-        here = work_ptr + ((iteration + 1) % 2) * M
-        column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
-        errors = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        for start in tl.range(0, M, BLOCK_M, num_stages=STAGES):
-            rows = start + tl.arange(0, BLOCK_M)
-            in_m = rows < M
-            k = tl.load(K_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0).to(
-                tl.float32
-            )
-            a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
-            sums = tl.sum(k * c[None, :], axis=1)
-            # Row sums of the plan that the last iteration left (zeros before the first).
-            errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - a)
-            r = a / tl.maximum(sums, tiny)
-            tl.store(here + rows, r, mask=in_m)
-            column_sums += tl.sum(k * r[:, None], axis=0)
-        error = tl.sum(errors, axis=0)
-        stop = ((error < tol) & (iteration > 0)) | (iteration == max_iter)
-        c = tl.where(stop, c, weight / tl.maximum(column_sums, tiny))
-        iteration = tl.where(stop, iteration, iteration + 1)
-        running = tl.where(stop, 0, 1)
-        tl.debug_barrier()  # `here` is read by other threads of this program in the next round
-    tl.store(c_ptr + pid * N + cols, c, mask=in_n)
-    final = work_ptr + (iteration % 2) * M
-    for start in range(0, M, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M)
-        tl.store(r_ptr + rows, tl.load(final + rows, mask=rows < M, other=0.0), mask=rows < M)
-    tl.store(n_iter_ptr + pid, iteration)
-    tl.store(error_ptr + pid, error)
+__all__ = [
+    "HALF_LIMIT", "MAX_COLUMNS", "columns", "default_tile", "gather", "padded", "peaks", "polish", "rows", "sinkhorn", "solve",
+]  # fmt: skip
 
 
 @triton.jit
@@ -171,13 +106,13 @@ def _columns_kernel(
 
 @triton.jit
 def _peaks_kernel(sim_ptr, scale_ptr, lse_ptr, peak_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """peak (B, N): each label's largest p over the regions."""
+    """peak (B, N): each label's largest p over the regions. exp does not change the order, so it comes last."""
     pid = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = cols < N
     sim_ptr += pid * M * N
     scale = tl.load(scale_ptr)
-    peak = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    peak = tl.full((BLOCK_N,), -float("inf"), dtype=tl.float32)
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
@@ -185,8 +120,76 @@ def _peaks_kernel(sim_ptr, scale_ptr, lse_ptr, peak_ptr, M, N, BLOCK_M: tl.const
             sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=-float("inf")
         ).to(tl.float32)
         lse = tl.load(lse_ptr + pid * M + rows, mask=in_m, other=0.0)
-        peak = tl.maximum(peak, tl.max(tl.exp(x * scale - lse[:, None]), axis=0))
-    tl.store(peak_ptr + pid * N + cols, peak, mask=in_n)
+        peak = tl.maximum(peak, tl.max(x * scale - lse[:, None], axis=0))
+    tl.store(peak_ptr + pid * N + cols, tl.exp(peak), mask=in_n)
+
+
+@triton.jit
+def _gather_kernel(
+    sim_ptr,  # (B, M, N)
+    scale_ptr,
+    lse_ptr,  # (B * M,)
+    kept_ptr,  # (B, kept) int64, columns that stay
+    K_ptr,  # (B * M, width) out: K of those, then of the mean of the others; zero in the padding
+    M,
+    N,
+    kept,
+    width,
+    inv_eps,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    here = cols < kept
+    scale = tl.load(scale_ptr)
+    lse = tl.load(lse_ptr + row)
+    which = tl.load(kept_ptr + (row // M) * kept + cols, mask=here, other=0)
+    x = tl.load(sim_ptr + row * N + which, mask=here, other=0.0).to(tl.float32)
+    p = tl.where(here, tl.exp(x * scale - lse), 0.0)
+    rest = tl.maximum(1.0 - tl.sum(p, axis=0), 0.0) / (N - kept)  # a softmax sums to one
+    p = tl.where(here, p, rest)
+    k = tl.where(cols <= kept, tl.exp((p - 1.0) * inv_eps), 0.0)
+    tl.store(K_ptr + row * width + cols, k, mask=cols < width)
+
+
+@triton.jit
+def _test_kernel(
+    sim_ptr,
+    scale_ptr,
+    lse_ptr,
+    a_ptr,  # (B, M)
+    r_ptr,  # (B, M)
+    c_ptr,  # (B, N)
+    work_ptr,  # (B, M) out: the next row scalings
+    gap_ptr,  # (B, M) out: distance of each row sum of the whole plan from a
+    M,
+    N,
+    inv_eps,
+    tiny,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    pid = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_m = rows < M
+    scale = tl.load(scale_ptr)
+    lse = tl.load(lse_ptr + pid * M + rows, mask=in_m, other=0.0)
+    sim_ptr += pid * M * N
+    c_ptr += pid * N
+    sums = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for first in range(0, N, BLOCK_N):
+        cols = first + tl.arange(0, BLOCK_N)
+        in_n = cols < N
+        x = tl.load(sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0).to(
+            tl.float32
+        )
+        c = tl.load(c_ptr + cols, mask=in_n, other=0.0)
+        k = tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps)
+        sums += tl.sum(k * c[None, :], axis=1)
+    a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
+    r = tl.load(r_ptr + pid * M + rows, mask=in_m, other=0.0)
+    tl.store(gap_ptr + pid * M + rows, tl.abs(r * sums - a), mask=in_m)
+    tl.store(work_ptr + pid * M + rows, a / tl.maximum(sums, tiny), mask=in_m)
 
 
 @triton.jit
@@ -197,7 +200,8 @@ def _polish_kernel(
     a_ptr,  # (B, M)
     r_ptr,  # (B, M) in and out
     c_ptr,  # (B, N) in and out
-    work_ptr,  # (B, M)
+    work_ptr,  # (B, M) in: the next row scalings, from the test
+    gap_ptr,  # (B, M) in: what the test found
     scores_ptr,  # (B, N) rewritten where an iteration was needed
     n_iter_ptr,  # (B,) int64, iterations so far, in and out
     error_ptr,  # (B,) out: row-marginal error of the whole plan
@@ -209,10 +213,11 @@ def _polish_kernel(
     tol,
     max_iter,
     tiny,
+    ALL_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Test the whole plan's row marginal and, only where it misses `tol`, iterate over all columns."""
+    """Where the test of the whole plan's row marginal missed `tol`, iterate over all columns."""
     pid = tl.program_id(0).to(tl.int64)
     sim_ptr += pid * M * N
     lse_ptr += pid * M
@@ -221,11 +226,37 @@ def _polish_kernel(
     work_ptr += pid * M
     c_ptr += pid * N
     scale = tl.load(scale_ptr)
-    before = tl.load(n_iter_ptr + pid).to(tl.int32)
-    iteration = before
-    error = 0.0
-    running = 1
+    every = tl.arange(0, ALL_M)
+    error = tl.sum(tl.load(gap_ptr + pid * M + every, mask=every < M, other=0.0), axis=0)
+    iteration = tl.load(n_iter_ptr + pid).to(tl.int32)
+    running = tl.where((error < tol) | (iteration >= max_iter), 0, 1)
     while running == 1:
+        for start in range(0, M, BLOCK_M):
+            rows = start + tl.arange(0, BLOCK_M)
+            in_m = rows < M
+            tl.store(r_ptr + rows, tl.load(work_ptr + rows, mask=in_m, other=0.0), mask=in_m)
+        tl.debug_barrier()
+        for first in range(0, N, BLOCK_N):
+            cols = first + tl.arange(0, BLOCK_N)
+            in_n = cols < N
+            mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
+            moved = tl.zeros((BLOCK_N,), dtype=tl.float32)
+            for start in range(0, M, BLOCK_M):
+                rows = start + tl.arange(0, BLOCK_M)
+                in_m = rows < M
+                x = tl.load(
+                    sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0
+                ).to(tl.float32)
+                lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
+                r = tl.load(r_ptr + rows, mask=in_m, other=0.0)
+                k = tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps) * r[:, None]
+                mass += tl.sum(k, axis=0)
+                moved += tl.sum(k * x, axis=0)
+            c = weight / tl.maximum(mass, tiny)
+            tl.store(c_ptr + cols, c, mask=in_n)
+            tl.store(scores_ptr + pid * N + cols, moved * c * gain, mask=in_n)
+        iteration += 1
+        tl.debug_barrier()
         errors = tl.zeros((BLOCK_M,), dtype=tl.float32)
         for start in range(0, M, BLOCK_M):
             rows = start + tl.arange(0, BLOCK_M)
@@ -247,76 +278,8 @@ def _polish_kernel(
         error = tl.sum(errors, axis=0)
         running = tl.where((error < tol) | (iteration >= max_iter), 0, 1)
         tl.debug_barrier()
-        if running == 1:
-            for start in range(0, M, BLOCK_M):
-                rows = start + tl.arange(0, BLOCK_M)
-                in_m = rows < M
-                tl.store(r_ptr + rows, tl.load(work_ptr + rows, mask=in_m, other=0.0), mask=in_m)
-            tl.debug_barrier()
-            for first in range(0, N, BLOCK_N):
-                cols = first + tl.arange(0, BLOCK_N)
-                in_n = cols < N
-                mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
-                moved = tl.zeros((BLOCK_N,), dtype=tl.float32)
-                for start in range(0, M, BLOCK_M):
-                    rows = start + tl.arange(0, BLOCK_M)
-                    in_m = rows < M
-                    x = tl.load(
-                        sim_ptr + rows[:, None] * N + cols[None, :],
-                        mask=in_m[:, None] & in_n[None, :],
-                        other=0.0,
-                    ).to(tl.float32)
-                    lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
-                    r = tl.load(r_ptr + rows, mask=in_m, other=0.0)
-                    k = tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps) * r[:, None]
-                    mass += tl.sum(k, axis=0)
-                    moved += tl.sum(k * x, axis=0)
-                c = weight / tl.maximum(mass, tiny)
-                tl.store(c_ptr + cols, c, mask=in_n)
-                tl.store(scores_ptr + pid * N + cols, moved * c * gain, mask=in_n)
-            iteration += 1
-            tl.debug_barrier()
     tl.store(n_iter_ptr + pid, iteration)
     tl.store(error_ptr + pid, error)
-
-
-def padded(columns: int) -> int:
-    """Columns a kernel row is stored with: whole 16s, so that loads are wide and aligned."""
-    return (columns + 15) // 16 * 16
-
-
-def default_tile(rows: int, width: int) -> dict[str, int]:
-    """Tile of the Sinkhorn kernel: 8,192 numbers, 32 registers of a thread, so that two programs share an SM."""
-    block_n = max(16, triton.next_power_of_2(width))
-    block_m = max(1, min(8192 // block_n, triton.next_power_of_2(rows)))
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": 3, "num_warps": 8 if block_m * block_n >= 4096 else 4}
-
-
-def sinkhorn(
-    K: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    *,
-    max_iter: int,
-    tol: float,
-    tile: dict[str, int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row scalings (B, M), column scalings (B, width), n_iter (B,), error (B,).
-
-    K (B, M, width) float16 or float32 with width = `padded(columns)` <= 2048, zero in the padding, as is b;
-    c holds the first column scalings and is overwritten. A negative `tol` runs exactly `max_iter` iterations.
-    """
-    batch, rows, width = K.shape
-    r, work = torch.empty_like(a), a.new_zeros(batch, 2, rows)
-    n_iter = torch.zeros(batch, dtype=torch.int64, device=K.device)
-    error = a.new_empty(batch)
-    if batch:
-        _sinkhorn_kernel[(batch,)](
-            K, a, b, c, r, work, n_iter, error, rows, width, tol, max_iter, TINY,
-            **(tile or default_tile(rows, width)),
-        )  # fmt: skip
-    return r, c, n_iter, error
 
 
 def rows(
@@ -360,6 +323,22 @@ def peaks(sim: Tensor, scale: Tensor, lse: Tensor) -> Tensor:
     return out
 
 
+def gather(sim: Tensor, scale: Tensor, lse: Tensor, kept: Tensor, *, eps: float) -> Tensor:
+    """K (B, M, k + 1) of the kept labels (B, k) and, last, of the mean of all the others.
+
+    In float32: the last column has nearly all the mass and is nearly the same in all rows, so that rounding it to float16 would
+    cost what the test of the whole plan asks for, and every image would iterate over all columns."""
+    batch, regions, labels = sim.shape
+    count = kept.shape[1]
+    width = padded(count + 1)
+    K = torch.empty(batch, regions, width, device=sim.device)
+    _gather_kernel[(batch * regions,)](
+        sim, scale, lse, kept, K, regions, labels, count, width, 1.0 / eps,
+        BLOCK=max(16, triton.next_power_of_2(width)),
+    )  # fmt: skip
+    return K
+
+
 def polish(
     sim: Tensor,
     scale: Tensor,
@@ -375,11 +354,18 @@ def polish(
     tol: float,
     max_iter: int,
 ) -> Tensor:
-    """Error (B,) of the whole plan; iterates r, c, scores, n_iter in place where it is not below `tol`."""
+    """Error (B,) of the whole plan; iterates r, c, scores, n_iter in place where it is not below `tol`.
+
+    The test is a kernel of its own, over all the chip: usually nothing is left to iterate."""
     batch, regions, labels = sim.shape
-    error = a.new_empty(batch)
+    error, work, gap = a.new_empty(batch), torch.empty_like(a), torch.empty_like(a)
+    rows = max(1, min(8, triton.next_power_of_2(regions)))
+    _test_kernel[(batch, triton.cdiv(regions, rows))](
+        sim, scale, lse, a, r, c, work, gap, regions, labels, 1.0 / eps, TINY, BLOCK_M=rows, BLOCK_N=512,
+    )  # fmt: skip
     _polish_kernel[(batch,)](
-        sim, scale, lse, a, r, c, torch.empty_like(a), scores, n_iter, error, regions, labels,
-        1.0 / eps, 1.0 / labels, gain, tol, max_iter, TINY, BLOCK_M=16, BLOCK_N=256, num_warps=8,
+        sim, scale, lse, a, r, c, work, gap, scores, n_iter, error, regions, labels,
+        1.0 / eps, 1.0 / labels, gain, tol, max_iter, TINY,
+        ALL_M=triton.next_power_of_2(regions), BLOCK_M=16, BLOCK_N=256, num_warps=8,
     )  # fmt: skip
     return error

@@ -176,12 +176,16 @@ def _blocks(
         batch, rows, columns = *regions.shape[:2], labels.shape[0]
     else:
         batch, rows, columns = sim.shape
-    # Bytes a number of sim costs: with the kernels itself and K; in torch also softmax, cost and plan.
-    size = max(1, (workspace_mb << 20) // (rows * columns * (20 if module is None else 8)))
+    # Bytes of a region: with the kernels its similarities and K (of few columns if there are many); in torch also softmax, cost
+    # and plan.
+    number = (sim if sim is not None else regions).element_size()  # type: ignore[union-attr]
+    own = 20 * columns if module is None else columns * number + 4 * min(columns + 16, DENSE_LABELS)
+    size = max(1, (workspace_mb << 20) // (rows * own))
     if module is None and (sim if regions is None else regions).device.type == "cpu":  # type: ignore[union-attr]
         # Every iteration passes over them, so no more than the cache holds.
         size = min(size, max(1, CPU_BLOCK_BYTES // (4 * rows * columns)))
-    for start in range(0, max(batch, 1), size):
+    size = -(-batch // max(1, -(-batch // size)))  # groups of like size: a program per image keeps the chip busy
+    for start in range(0, max(batch, 1), max(size, 1)):
         part = slice(start, start + size)
         yield sim[part] if sim is not None else regions[part] @ labels.T  # type: ignore[index, union-attr]
 
@@ -265,16 +269,16 @@ def _triton_dense(module: ModuleType, sim: Tensor, settings: _Settings) -> _Part
 
 
 def _triton_reduced(module: ModuleType, sim: Tensor, settings: _Settings) -> _Part:
-    """Three reads of sim (rows, peaks, columns), a small Sinkhorn, and a fourth read to test the whole plan."""
-    regions, columns = sim.shape[1:]
+    """Reads of sim: rows, peaks, the kept columns, columns, and one to test the whole plan; a small Sinkhorn in between."""
+    columns = sim.shape[2]
     scale, eps = settings.scale, settings.eps
     lse, top = module.rows(sim, scale)
     marginal = settings.marginal(top)
     kept = module.peaks(sim, scale, lse).topk(KEPT_COLUMNS, dim=1, sorted=False).indices
-    p_kept = sim.gather(2, kept.unsqueeze(1).expand(-1, regions, -1)).float()
-    p_kept = p_kept.mul_(scale).sub_(lse.unsqueeze(2)).exp_()
-    small, weights = _merge(p_kept, columns)
-    K = small.sub_(1).div_(eps).exp_()
+    K = module.gather(sim, scale, lse, kept, eps=eps)
+    weights = lse.new_zeros(len(sim), K.shape[2])
+    weights[:, :KEPT_COLUMNS] = 1 / columns
+    weights[:, KEPT_COLUMNS] = (columns - KEPT_COLUMNS) / columns
     r, _, n_iter, _ = module.sinkhorn(
         K, marginal, weights, torch.ones_like(weights), max_iter=settings.max_iter, tol=settings.tol
     )

@@ -18,8 +18,9 @@ from ..data.records import read_annotations, read_classes
 from ..data.transforms import Normalize
 from ..errors import RamatchError
 from ..evaluate.protocol import Report, evaluate_scores
+from ..model.fast import FastOutput, FastRAM, suits
 from ..model.ram import RAM, Output
-from ..recognizer import Recognizer
+from ..recognizer import PATIENCE, Recognizer
 from .assemble import DTYPES, find_data
 from .batches import ImageCache, image_loader, unguarded
 from .distributed import pick_device
@@ -71,10 +72,12 @@ def collect_scores(
     images: ImageCache | None = None,
     progress: bool = True,
     what: str = "evaluating",
+    fast: bool | None = None,
 ) -> Scores:
     """Run the model over a set of images with a vocabulary (by default the set's own classes).
 
-    Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again.
+    Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`: score with
+    `FastRAM` where it computes the same; by default on a GPU.
     """
     names = tuple(labels) if labels is not None else data.classes
     data = data if names == data.classes else data.restrict(names)
@@ -87,10 +90,17 @@ def collect_scores(
     try:
         with torch.autocast(device.type, dtype=ram.backbone.dtype, enabled=ram.backbone.dtype != torch.float32):
             encoded = ram.encode_labels(names)
+            engine = None
+            if suits(ram, fast):
+                engine = FastRAM(
+                    ram, encoded, batch_size=batch_size, dtype=ram.backbone.dtype, best=True, patience=PATIENCE
+                )
             for pixels in _pixels(ram, data, batch_size, workers, images, progress):
-                pixels = normalise(pixels.to(device, non_blocking=True)).to(ram.backbone.dtype)
-                output = ram(pixels, encoded)
-                pending.append(_numbers(ram, output))
+                if engine is not None:
+                    pending.append(_numbers(ram, engine(pixels)))
+                else:
+                    output = ram(normalise(pixels.to(device, non_blocking=True)).to(ram.backbone.dtype), encoded)
+                    pending.append(_numbers(ram, output))
                 done += len(pixels)
                 if sum(map(torch.numel, pending)) > FLUSH:
                     kept.append(torch.cat(pending).cpu())
@@ -105,9 +115,11 @@ def collect_scores(
     return Scores(names, keys, found[..., 0], found[..., 1:], data.targets().numpy())
 
 
-def _numbers(ram: RAM, output: Output) -> Tensor:
+def _numbers(ram: RAM, output: Output | FastOutput) -> Tensor:
     """(B, N, 4): the model's score, s_G, s_R, best region; left on the device, so that nothing waits for it."""
-    return torch.stack([ram.score(output), output.image, output.region, output.best], dim=-1).float()
+    score = output.scores if isinstance(output, FastOutput) else ram.score(output)
+    assert output.best is not None
+    return torch.stack([score, output.image, output.region, output.best], dim=-1).float()
 
 
 def _pixels(ram: RAM, data: Annotations, batch_size: int, workers: int, images: ImageCache | None, progress: bool):  # type: ignore[no-untyped-def]
@@ -212,11 +224,12 @@ def evaluate_all(
     threshold: float | None = None,
     images: ImageCache | None = None,
     progress: bool = True,
+    fast: bool | None = None,
 ) -> dict[str, Report]:
     """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
 
     "model" ranks by probability where the model is calibrated, by its own score otherwise.
-    `preset` and `image_size` are for a plain CLIP. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU.
+    `preset` and `image_size` are for a plain CLIP. `fast`: see `collect_scores`. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU.
     """
     test = data if isinstance(data, TestSet) else read_test(
         data, protocol, split=split, images_root=images_root, classes=classes, seen=seen, unseen=unseen
@@ -234,7 +247,7 @@ def evaluate_all(
     try:
         ram.config = own if matcher is None else own.replace(matcher=matcher)
         found = collect_scores(ram, test.annotations, batch_size=batch_size, workers=workers, images=images,
-                               progress=progress, what=f"{test.protocol}")  # fmt: skip
+                               progress=progress, what=f"{test.protocol}", fast=fast)  # fmt: skip
     finally:
         ram.config = own
     if calibrator is not None:  # what users of the model see, and are shown first, is its probability

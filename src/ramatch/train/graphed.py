@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .optim import clip_together
+
 WARMUP = 3  # eager steps before recording; they count as training steps like any other
 
 
@@ -86,13 +88,17 @@ class GraphedStep:
     def _update(self, inputs: Sequence[Tensor]) -> Tensor:
         loss = self.forward(*inputs)
         loss.backward()
+        self.finish()
+        return loss.detach()
+
+    def finish(self) -> None:
+        """Everything after the backward pass."""
         if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+            clip_together(self.optimizers, self.parameters, self.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         for call in self.after:
             call()
-        return loss.detach()
 
     def _aside(self, inputs: Sequence[Tensor]) -> Tensor:
         """An eager step on the recording's stream: autograd ties a parameter's gradient to the stream it was first made on."""

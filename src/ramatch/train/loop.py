@@ -32,9 +32,10 @@ from .distributed import World, gather, world
 from .ema import EMA
 from .evaluation import collect_scores, read_test
 from .folder import RunFolder
+from .graphed import GraphedStep
 from .interrupt import Interrupt, Interrupted
 from .log import Progress, RunLog
-from .optim import Temperatures, build_optimizers, rates, schedule, set_rates, trainable
+from .optim import Temperatures, build_optimizers, clip_together, rates, schedule, set_rates, trainable
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,20 @@ def _train(
         checkpoint.prune(folder.checkpoints, config.checkpoint.keep)
         line.pause(time.monotonic() - paused)
 
+    def forward(pixels: Tensor, targets: Tensor) -> Tensor:
+        with autocast:
+            return model(normalise(pixels).to(dtype), targets)
+
+    # On one GPU a step is one CUDA graph; what needs the host in its middle (fp16's scaler, accumulation, DDP) is not
+    graphed = None
+    plain = config.optim.accumulate == 1 and not scaler.is_enabled() and not config.deterministic
+    if here.device.type == "cuda" and here.size == 1 and plain:
+        graphed = GraphedStep(
+            forward, optimizers, parameters=parameters.values(), clip_norm=config.optim.clip_norm,
+            after=[temperatures.clamp] + ([ema.update] if ema is not None else []),
+            holds=lambda: (ram.label_set._padded, ram.label_set._teacher),
+        )  # fmt: skip
+
     # The loop
     line.start(place.images)
     if place.step == 0 and config.eval.at_start:
@@ -217,25 +232,25 @@ def _train(
             ema.restart()
         for group in _groups(batches, config.optim.accumulate):
             set_rates(optimizers, schedule(place.step, total, config.optim.warmup, config.optim.final_lr))
-            for i, (pixels, targets) in enumerate(group):
+            for i, (pixels, targets) in enumerate(group if graphed is None else ()):
                 waiting = here.size > 1 and i + 1 < len(group)  # gradients are averaged with the last batch only
                 with model.no_sync() if waiting else nullcontext():  # type: ignore[operator]
-                    with autocast:
-                        loss = model(normalise(pixels).to(dtype), targets)
+                    loss = forward(pixels, targets)
                     scaler.scale(loss / len(group)).backward()
                 loss_sum += loss.detach() / len(group)
                 place.images += len(pixels) * here.size
-            for optimizer in optimizers:
-                scaler.unscale_(optimizer)
-            if config.optim.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters.values(), config.optim.clip_norm)
-            for optimizer in optimizers:
-                scaler.step(optimizer)
-                optimizer.zero_grad(set_to_none=True)
-            scaler.update()
-            temperatures.clamp()
-            if ema is not None:
-                ema.update()
+            if graphed is not None:
+                loss_sum += graphed(*group[0])
+                place.images += len(group[0][0])
+            else:
+                clip_together(optimizers, parameters.values(), config.optim.clip_norm, scaler)
+                for optimizer in optimizers:
+                    scaler.step(optimizer)
+                    optimizer.zero_grad(set_to_none=True)
+                scaler.update()
+                temperatures.clamp()
+                if ema is not None:
+                    ema.update()
             sampler.advance(len(group))
             place.step += 1
             place.losses += 1

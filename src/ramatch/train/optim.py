@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,13 @@ def build_optimizers(parameters: dict[str, nn.Parameter], config: OptimConfig) -
     if groups:
         out.append(torch.optim.AdamW(list(groups.values()), betas=config.betas, fused=fused))
     if prompts:
-        out.append(torch.optim.SGD([prompts], lr=config.prompt_lr, momentum=config.prompt_momentum, fused=fused))
+        sgd = torch.optim.SGD([prompts], lr=config.prompt_lr, momentum=config.prompt_momentum, fused=fused)
+        if config.prompt_momentum:
+            # The fused kernel makes these at the first step and leaves them unwritten if fp16's scaler skips that one; from
+            # zeros the first step is the same.
+            for parameter in prompts["params"]:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        out.append(sgd)
     return out
 
 
@@ -78,6 +84,30 @@ def set_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> Non
 def rates(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
     """Current rate of each role."""
     return {group["role"]: group["lr"] for group in _groups(optimizers)}
+
+
+def clip_together(
+    optimizers: Sequence[torch.optim.Optimizer],
+    parameters: Iterable[nn.Parameter],
+    max_norm: float | None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
+    """Clip gradients to a common norm. With a scaler (fp16) they are unscaled first, and where any of them is not finite every
+    optimiser skips the step: each alone would look at its own gradients only, while clipping by a norm that is not a
+    number spoils those of all. The host does not wait."""
+    scaled = scaler is not None and scaler.is_enabled()
+    if scaler is not None and scaled:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if max_norm is not None:
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    if scaler is not None and scaled:
+        flags = [flag for o in optimizers for flag in scaler._found_inf_per_device(o).values()]
+        bad = torch.stack([flag.reshape(()) for flag in flags] + [(~norm.isfinite()).float()]).amax()
+        for flag in flags:
+            flag.fill_(bad)
 
 
 class Temperatures:

@@ -1,0 +1,34 @@
+"""What the command line asks of torch's allocator, and that users have the last word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ramatch import memory
+
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def test_segments_grow_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    for own in NAMES:
+        environment = {own: "max_split_size_mb:64"}
+        monkeypatch.setattr(memory.os, "environ", environment)
+        memory.use_growing_segments()
+        assert environment == {own: "max_split_size_mb:64"}
+    environment = {}
+    monkeypatch.setattr(memory.os, "environ", environment)
+    memory.use_growing_segments()
+    assert environment == {NAMES[1]: "expandable_segments:True"}
+    monkeypatch.setattr(memory.sys, "platform", "win32")
+    environment.clear()
+    memory.use_growing_segments()
+    assert environment == {}
+
+
+def test_it_speaks_before_torch() -> None:
+    code = "import sys, ramatch.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
