@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from align_helpers import COLOURS, put, put_squares, squares
 
 from ramatch.align import AlignConfig, align
 from ramatch.align import run as align_run
-from ramatch.align.model import join_towers
+from ramatch.align.model import contrast, join_towers
 from ramatch.align.retrieval import retrieval
 from ramatch.align.run import align_folder, load_pixels, settings_from
+from ramatch.data import read_captions
 from ramatch.errors import RamatchError
 from ramatch.model.backbone import Backbone
 
@@ -147,7 +150,7 @@ def test_align_folder(towers, tmp_path, monkeypatch):
 
     with pytest.raises(RamatchError, match="not an empty folder"):
         align_folder(*towers, data, tmp_path / "a", config=SHORT, device="cpu")
-    with pytest.raises(RamatchError, match="cannot hold out 39 of 40"):
+    with pytest.raises(RamatchError, match="1 of 40 images are left"):
         align_folder(*towers, data, tmp_path / "c", config=SHORT, test=39, device="cpu")
     assert not (tmp_path / "c").exists()
 
@@ -169,3 +172,41 @@ def test_pixels_of_records(tmp_path):
     same_size = load_pixels(records, 32)
     assert torch.equal(same_size, squares(5)[0])
     assert load_pixels(records, (16, 48)).shape == (5, 3, 16, 48)
+
+
+def test_contrast_counts_rows_alike_and_leaves_the_likeliest_out():
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(4, 10, generator=g)
+    positive = torch.zeros(4, 10, dtype=torch.bool)
+    positive[0, :5], positive[1, 0], positive[2, 3:5] = True, True, True  # the last row has none
+    negative = ~positive
+    negative[:, 9] = False  # neither
+
+    def one(row: int, column: int, without: int = 0) -> float:
+        others = sorted((float(scores[row, j]) for j in range(10) if negative[row, j]), reverse=True)[without:]
+        return math.log1p(sum(math.exp(x - float(scores[row, column])) for x in others))
+
+    def rows(without: int = 0) -> list[list[float]]:
+        return [[one(i, j, without) for j in range(10) if positive[i, j]] for i in range(3)]
+
+    mean = [sum(r) / len(r) for r in rows()]
+    assert contrast(scores, positive, negative).item() == pytest.approx(sum(map(sum, rows())) / 8, rel=1e-5)
+    assert contrast(scores, positive, negative, even=True).item() == pytest.approx(sum(mean) / 3, rel=1e-5)
+    found = contrast(scores, positive, negative, leave_out=0.2).item()
+    assert found == pytest.approx(sum(map(sum, rows(2))) / 8, rel=1e-5)
+    assert contrast(scores, positive & False, negative, even=True) == 0
+
+
+def test_images_held_out_and_left_out_by_name(towers, tmp_path: Path):
+    data = put_squares(tmp_path / "data", 40)
+    keys = [r.key for r in read_captions(data)]
+    report = align_folder(
+        *towers, data, tmp_path / "named", config=SHORT, test=keys[:6], exclude=keys[4:10], device="cpu"
+    )
+    assert report["images"] == 30
+    assert report["retrieval"]
+    with pytest.raises(RamatchError, match=r"1 image.* not in the captions, such as 'nobody\.jpg'"):
+        align_folder(*towers, data, tmp_path / "d", config=SHORT, test=["nobody.jpg"], device="cpu")
+    with pytest.raises(RamatchError, match="even_tags is a bool"):
+        settings_from(["even_tags=perhaps"])
+    assert settings_from(["even_tags=false", "leave_out=0"]) == AlignConfig(even_tags=False, leave_out=0.0)

@@ -29,8 +29,12 @@ class AlignConfig:
     caption_weight: float = 1.0
     tag_weight: float = 1.0
     tag_across: float = 0.5  # share of the tag loss that compares images for one tag rather than tags for one image
-    max_tags: int = 3000
-    min_images: int = 12  # a tag must occur in the captions of this many images
+    even_tags: bool = True  # there every tag counts alike, however many images have it
+    leave_out: float = (
+        0.003  # share of the negatives, the likeliest ones, left out after a quarter of training: captions omit much
+    )
+    max_tags: int = 6000
+    min_images: int = 5  # a tag must occur in the captions of this many images
     ignore_above: float = 0.6  # tags this close to a positive one (cosine of the untuned text tower) are no negatives
     views: int = 4  # augmented views of each image; their frozen layers are computed once and kept
     crop: float = 0.5  # smallest share of the image a view keeps
@@ -42,6 +46,8 @@ class AlignConfig:
             raise RamatchError("epochs and views must be at least 1, batch_size at least 2, vision_layers not negative")
         if not 0 < self.crop <= 1 or not 0 <= self.average < 1 or not 0 <= self.tag_across <= 1:
             raise RamatchError("crop must lie in (0, 1], average in [0, 1), tag_across in [0, 1]")
+        if not 0 <= self.leave_out < 0.5:
+            raise RamatchError(f"leave_out must lie in [0, 0.5), got {self.leave_out}")
         if self.beta <= 0 or self.min_images < 1 or self.max_tags < 1 or self.dim < 1:
             raise RamatchError("beta must be positive, min_images, max_tags and dim at least 1")
         if self.global_pool not in ("cls", "cls+mean"):

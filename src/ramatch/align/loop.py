@@ -243,7 +243,9 @@ def _train(
             rows = order[b * batch : (b + 1) * batch]
             view = torch.randint(len(kept.x), (len(rows),), device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                losses = _losses(student, kept, words, rows, view, config)
+                losses = _losses(
+                    student, kept, words, rows, view, config, config.leave_out if 4 * step >= total else 0.0
+                )
             (losses * weights).sum().backward()
             nn.utils.clip_grad_norm_(learning, config.clip)
             optimiser.step()
@@ -263,7 +265,15 @@ def _train(
     return log
 
 
-def _losses(student: _Student, kept: _Kept, words: _Words, rows: Tensor, view: Tensor, config: AlignConfig) -> Tensor:
+def _losses(
+    student: _Student,
+    kept: _Kept,
+    words: _Words,
+    rows: Tensor,
+    view: Tensor,
+    config: AlignConfig,
+    leave_out: float = 0.0,
+) -> Tensor:
     """Caption loss on global and regions, tag loss on global and regions: (4,)."""
     base = None if kept.base is None else kept.base[view, rows]
     image, regions = student.look(Streams(kept.x[view, rows], kept.grid, base))
@@ -280,9 +290,9 @@ def _losses(student: _Student, kept: _Kept, words: _Words, rows: Tensor, view: T
     pooled = log_mean_exp(_region_cosines(regions, tags), config.beta, 1)
     for i, cosines in enumerate((image @ tags.T, pooled)):
         logits = cosines * scale[2 + i]
-        loss = contrast(logits, positive, negative)  # which tags of this image
+        loss = contrast(logits, positive, negative, leave_out=leave_out)  # which tags of this image
         if config.tag_across:  # which images of this tag: what ranks images for a label
-            across = contrast(logits.T, positive.T, negative.T)
+            across = contrast(logits.T, positive.T, negative.T, even=config.even_tags, leave_out=leave_out)
             loss = torch.lerp(loss, across, config.tag_across)
         found.append(loss)
     return torch.stack(found)

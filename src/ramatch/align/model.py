@@ -60,11 +60,21 @@ def log_mean_exp(cosines: Tensor, beta: float, dim: int) -> Tensor:
     return (torch.logsumexp(beta * cosines, dim) - math.log(cosines.shape[dim])) / beta
 
 
-def contrast(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+def contrast(
+    scores: Tensor, positive: Tensor, negative: Tensor, *, even: bool = False, leave_out: float = 0.0
+) -> Tensor:
     """Each positive of a row against the row's negatives only (other positives do not compete); mean over positives.
 
-    scores (B, T), already divided by a temperature; positive, negative: bool (B, T).
+    scores (B, T), already divided by a temperature; positive, negative: bool (B, T). `even`: the mean of each row counts alike.
+    `leave_out`: this share of each row's entries, the highest negatives, is not held against the positives.
     """
-    against = scores.float().masked_fill(~negative, -1e4).logsumexp(-1, keepdim=True)
-    losses = nn.functional.softplus(against - scores)
-    return torch.where(positive, losses, 0.0).sum() / positive.sum().clamp(min=1)
+    scores = scores.float()
+    masked = scores.masked_fill(~negative, -1e4)
+    if count := int(leave_out * scores.shape[1]):
+        limit = masked.detach().topk(count, -1).values[:, -1:]
+        masked = masked.masked_fill(masked.detach() >= limit, -1e4)
+    losses = torch.where(positive, nn.functional.softplus(masked.logsumexp(-1, keepdim=True) - scores), 0.0)
+    if not even:
+        return losses.sum() / positive.sum().clamp(min=1)
+    counts = positive.sum(1)
+    return (losses.sum(1) / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)

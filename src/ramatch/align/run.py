@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,11 @@ def settings_from(overrides: Sequence[str]) -> AlignConfig:
         name, equals, text = override.partition("=")
         if not equals or name not in known:
             raise RamatchError(f"'{override}': expected name=value with a name of {', '.join(known)}")
-        default = getattr(AlignConfig(), name)
+        kind = type(getattr(AlignConfig(), name))
         try:
-            changes[name] = type(default)(text)
-        except ValueError:
-            raise RamatchError(f"'{override}': {name} is a {type(default).__name__}") from None
+            changes[name] = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        except (KeyError, ValueError):
+            raise RamatchError(f"'{override}': {name} is a {kind.__name__}") from None
     return AlignConfig(**changes)
 
 
@@ -87,22 +87,31 @@ def align_folder(
     images_roots: Sequence[str] | None = None,
     overrides: Sequence[str] = (),
     config: AlignConfig | None = None,
-    test: int = 0,
+    test: int | Iterable[str] = 0,
+    exclude: Iterable[str] = (),
     device: str | None = None,
     on_log: Log | None = None,
 ) -> dict[str, Any]:
     """Align two towers on a caption data set and write the backbone to `out`, with what was measured beside it.
 
-    `test` images (chosen by their names alone, so that every run holds out the same) are kept from training and used
-    for retrieval.
+    `test`: keys of images that are kept from training and used for retrieval, or how many (chosen by their names alone, so
+    that every run holds out the same). `exclude`: keys of images to leave out altogether.
     """
     out = new_folder(out)
     config = config or settings_from(overrides)
     data = read_captions(captions, images_roots)
-    if not 0 <= test <= len(data) - 2:
-        raise RamatchError(f"cannot hold out {test} of {len(data)} images: at least 2 must be left to train on")
-    order = stable_order([r.key for r in data], "test")
-    held, train = [data.records[i] for i in order[:test]], [data.records[i] for i in sorted(order[test:])]
+    gone, keys = set(exclude), [r.key for r in data]
+    if isinstance(test, int):
+        test = [keys[i] for i in stable_order(keys, "test")[:test]] if test > 0 else []
+    asked = set(test)
+    if unknown := sorted((asked | gone) - set(keys)):
+        raise RamatchError(
+            f"{len(unknown)} image(s) to hold out or leave out are not in the captions, such as '{unknown[0]}'"
+        )
+    held = [r for r in data.records if r.key in asked - gone]
+    train = [r for r in data.records if r.key not in asked | gone]
+    if len(train) < 2:
+        raise RamatchError(f"{len(train)} of {len(data)} images are left: at least 2 must be left to train on")
     pixels = load_pixels(train, config.image_size)
     result = align(vision, text, pixels, [r.captions for r in train], config, device=device, on_log=on_log)
     report: dict[str, Any] = {

@@ -86,19 +86,21 @@ def run_study(arguments: argparse.Namespace) -> int:
     from ..bench.study import study
     from ..files import write_json
 
+    rows: list[dict[str, Any]] = []
+
     def show(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if arguments.json:  # after every row: a run that is cut short leaves what it had
+            write_json(arguments.json, rows)
         print(f"{row['variant']}, seed {row['seed']}, {row['seconds']} s   (ZSL mAP, F1@3 | GZSL mAP, F1@3)")
         for rule, found in row["scores"].items():
-            print(
-                f"  {rule:18s}" + " | ".join(f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
-            )
+            numbers = (f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
+            print(f"  {rule:18s}" + " | ".join(numbers), flush=True)
 
-    rows = study(
+    study(
         arguments.model, arguments.data, label_features=arguments.label_features, variants=arguments.variants.split(","),
         seeds=arguments.seeds, device=arguments.device, report=show,
     )  # fmt: skip
-    if arguments.json:
-        write_json(arguments.json, rows)
     return 0
 
 

@@ -82,8 +82,9 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--images-root", action="append", metavar="DIR", help="where the images lie; may be repeated")
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument(
-        "--test", type=int, default=0, metavar="N", help="hold out N images and report retrieval on them"
+        "--test", metavar="N|F", help="hold out N images, or those a text file names, and report retrieval on them"
     )
+    parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
     add_device(parser)
     parser.add_argument("overrides", nargs="*", metavar="name=value", help="settings of the alignment, e.g. epochs=10")
     parser.set_defaults(run=run_align)
@@ -199,10 +200,13 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
 def run_align(arguments: argparse.Namespace) -> int:
     from ..align.run import align_folder
+    from ..data import read_classes
 
+    test = arguments.test or "0"
     found = align_folder(
         arguments.vision, arguments.text, arguments.captions, arguments.out, images_roots=arguments.images_root,
-        overrides=arguments.overrides, test=arguments.test, device=arguments.device,
+        overrides=arguments.overrides, test=int(test) if test.isdigit() else read_classes(test),
+        exclude=read_classes(arguments.exclude) if arguments.exclude else (), device=arguments.device,
         on_log=lambda entry: print(json.dumps(entry), file=sys.stderr),
     )  # fmt: skip
     print(json.dumps(found, indent=1, ensure_ascii=False))
