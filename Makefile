@@ -20,7 +20,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: $(VENV)/.installed  ## tag the bundled photographs with the bundled model and write a page
 	mkdir -p $(OUT)
-	$(BIN)/ramatch tag "$$($(BIN)/python -c 'import ramatch.assets as a; print(a.photo_paths()[0].parent)')" --vocabulary everyday --top 8 --report $(OUT)/report.html
+	$(BIN)/ramatch tag "$$($(BIN)/python -c 'import ramatch.assets as a; print(a.photo_paths()[0].parent)')" --vocabulary everyday --top 8 --threshold 0.5 --report $(OUT)/report.html
 	@echo "open $(OUT)/report.html"
 
 test: $(VENV)/.installed-dev lint types  ## linter, type checker, tests
