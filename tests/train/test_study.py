@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,38 @@ def test_study_trains_and_compares(
 def test_published_variants_are_valid():
     for variant in VARIANTS.values():
         assert preset(variant.preset, **variant.ram).lambda1 == 0.1
+
+
+def test_stems_are_made_once_for_variants_and_seeds_that_share_them(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    quick = FitConfig(epochs=1, batch_size=16, lr=0.01)
+    monkeypatch.setitem(VARIANTS, "one", Variant("ramatch", SMALL, quick, views=2))
+    monkeypatch.setitem(VARIANTS, "two", Variant("ramatch", SMALL | {"matcher": "average"}, quick, views=2))
+    monkeypatch.setitem(VARIANTS, "other", Variant("ramatch", SMALL | {"tss_input": "before"}, quick, views=2))
+    made: list[int] = []
+    monkeypatch.setattr(module, "keep", lambda ram, pixels, views=1: made.append(views) or keep(ram, pixels, views))
+    backbone, data = str(tiny / "backbone"), tiny / "data"
+    rows = study(backbone, data, variants=("one", "two"), seeds=(0, 1))
+    assert made == [2, 1, 1]  # training images in two views, and two test sets
+    alone = study(backbone, data, variants=("two",), seeds=(1,))
+    assert rows[-1]["scores"] == alone[0]["scores"]
+    made.clear()
+    study(backbone, data, variants=("one", "other"), seeds=(0,))
+    assert made == [2, 1, 1, 2, 1, 1]
+
+
+def test_a_study_cut_short_leaves_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    row = {
+        "variant": "ramatch",
+        "seed": 0,
+        "seconds": 1.0,
+        "scores": {"g+r": {p: {"mAP": 1.0, "F1@3": 2.0} for p in ("zsl", "gzsl")}},
+    }
+
+    def cut(*_, report, **__):
+        report(row)
+        report(row | {"seed": 1})
+        raise RamatchError("out of memory")
+
+    monkeypatch.setattr(module, "study", cut)
+    assert main(["bench", "study", "--model", "m", "--data", "d", "--json", str(tmp_path / "rows.json")]) == 2
+    assert [r["seed"] for r in json.loads((tmp_path / "rows.json").read_text())] == [0, 1]
