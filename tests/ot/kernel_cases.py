@@ -3,6 +3,7 @@ there is no GPU; with one, `pytest tests/ot/kernel_cases.py` runs it there."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -78,10 +79,13 @@ def test_half_precision_similarities_and_features():
     )
 
 
-@pytest.mark.parametrize("whole", [True, False])  # K in registers, or in memory
-def test_solver_kernel_equals_the_torch_loop(whole, monkeypatch):
+@pytest.mark.parametrize(
+    ("whole", "late"), [(True, False), (False, False), (False, True)]
+)  # K in registers, or in memory
+def test_solver_kernel_equals_the_torch_loop(whole, late, monkeypatch):
     if not whole:
         monkeypatch.setattr(_sinkhorn_triton, "WHOLE_NUMBERS", 0)
+    monkeypatch.setattr(kernels, "solve", functools.partial(_sinkhorn_triton.solve, late=late))
     g = torch.Generator().manual_seed(0)
     for batch, n, m in ((3, 20, 17), (2, 7, 16), (2, 40, 1), (1, 9, 1100)):
         cost = torch.rand(batch, n, m, generator=g).to(DEVICE)

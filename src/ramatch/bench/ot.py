@@ -185,6 +185,40 @@ def tune_tiles(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU
     return rows
 
 
+def tune_solver(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU_SIZES[1:3]) -> list[dict[str, Any]]:
+    """The three fastest ways of the solver's kernel for each size, beside its own choice: K in registers or not, tiles, when columns
+    are summed."""
+    module = kernels(device)
+    if module is None:
+        return []
+    rows = []
+    for size in sizes:
+        cost, a = transport_problem(similarities(*size, device))
+        b = torch.full((size[0], size[2]), 1 / size[2], device=device)
+        default = module.default_tile(size[1], module.padded(size[2]))
+        whole = {"BLOCK_M": 256, "BLOCK_N": default["BLOCK_N"], "STAGES": 1}
+        ways: list[dict[str, Any]] = [{"whole": True, "tile": whole | {"num_warps": warps}} for warps in (4, 8, 16)]
+        ways = ways if 256 * default["BLOCK_N"] <= 65536 and size[1] <= 256 else []
+        for numbers, warps, late in itertools.product((4096, 8192, 16384), (4, 8, 16), (False, True)):
+            block_m = max(1, min(numbers // default["BLOCK_N"], 256))
+            ways.append({"whole": False, "late": late, "tile": default | {"BLOCK_M": block_m, "num_warps": warps}})
+        shape = {"bench": "solver's way", **dict(zip("BMN", size, strict=True))}
+        shape["default_ms"] = _time_way(module, cost, a, b, {})
+        found = [{"ms": _time_way(module, cost, a, b, way), **way} for way in ways]
+        rows += [shape | entry for entry in sorted(found, key=lambda entry: entry["ms"])[:3]]
+    return rows
+
+
+def _time_way(module: ModuleType, cost: Tensor, a: Tensor, b: Tensor, way: dict[str, Any]) -> float:
+    """Milliseconds of 40 iterations from costs to plans; infinite if the chip cannot hold the tile."""
+    reg = torch.full(cost.shape[:1], EPS, device=cost.device)
+    options: dict[str, Any] = {"max_iter": 40, "tol": -1.0, "log_zero": -1e30}
+    try:
+        return milliseconds(lambda: module.solve(cost, reg, a, b, torch.ones_like(b), **options, **way), cost.device, 5)
+    except Exception:  # Triton has its own errors for this, which differ between versions
+        return float("inf")
+
+
 def _time_tile(module: ModuleType, K: Tensor, tile: dict[str, int]) -> float:
     """Milliseconds of 20 iterations; infinite if the chip cannot hold the tile."""
     a = torch.full(K.shape[:2], 1 / K.shape[1], device=K.device)
@@ -233,13 +267,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default=None)
     parser.add_argument("--json", default=None, help="also write the rows to this file")
-    parser.add_argument("--tune", action="store_true", help="time the Sinkhorn kernel's tiles too")
+    parser.add_argument("--tune", action="store_true", help="time the kernels' tiles too, for a minute or two")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     rows = bench_ot(args.device, repeats=args.repeats)
     print(format_rows(rows), flush=True)
     if args.tune and torch.cuda.is_available():
-        tiles = tune_tiles(torch.device(args.device or "cuda"))
+        device = torch.device(args.device or "cuda")
+        tiles = tune_solver(device) + tune_tiles(device)
         print(format_rows(tiles))
         rows += tiles
     if args.json:

@@ -106,11 +106,13 @@ def _solve_kernel(
     tiny,
     log_zero,
     WHOLE: tl.constexpr,
+    LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One problem, from its costs to its plan. WHOLE: K stays in registers; else it is written once and read in every iteration."""
+    """One problem, from its costs to its plan. WHOLE: K stays in registers; else it is written once and read in every iteration. LATE:
+    columns are summed over threads once per iteration instead of once per tile, at the price of a tile of registers."""
     pid = tl.program_id(0).to(tl.int64)
     cost_ptr += pid * M * N
     plan_ptr += pid * M * N
@@ -169,6 +171,8 @@ def _solve_kernel(
             last = work_ptr + (iteration % 2) * M
             next_ = work_ptr + ((iteration + 1) % 2) * M
             column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
+            if LATE:
+                tile_sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
             errors = tl.zeros((BLOCK_M,), dtype=tl.float32)
             for start in tl.range(0, M, BLOCK_M, num_stages=STAGES):
                 rows = start + tl.arange(0, BLOCK_M)
@@ -183,7 +187,12 @@ def _solve_kernel(
                 errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - a)
                 r = a / tl.maximum(sums, tiny)
                 tl.store(next_ + rows, r, mask=in_m)
-                column_sums += tl.sum(k * r[:, None], axis=0)
+                if LATE:
+                    tile_sums += k * r[:, None]
+                else:
+                    column_sums += tl.sum(k * r[:, None], axis=0)
+            if LATE:
+                column_sums = tl.sum(tile_sums, axis=0)
             error = tl.sum(errors, axis=0)
             stop = (error < tol) | (iteration == max_iter)
             c = tl.where(stop, c, weight / tl.maximum(column_sums, tiny))
@@ -259,13 +268,14 @@ def solve(
     tol: float,
     log_zero: float,
     whole: bool | None = None,
+    late: bool = False,
     tile: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Plan (B, M, N), log-scalings u (B, M) and v (B, N), n_iter (B,), error (B,) of costs (B, M, N) with N <= 2048.
 
     All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). The logarithm of a scaling
     of zero is `log_zero`. A negative `tol` runs exactly `max_iter` iterations. `whole`: keep K in registers, by default where it
-    fits.
+    fits; `late`: see the kernel.
     """
     batch, rows, columns = cost.shape
     block_m, block_n = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(columns))
@@ -280,6 +290,6 @@ def solve(
     if batch:
         _solve_kernel[(batch,)](
             cost, reg, a, b, c, K, work, plan, u, v, n_iter, error, rows, columns, width, tol, max_iter, TINY, log_zero,
-            WHOLE=whole, **(tile or default_tile(rows, width)),
+            WHOLE=whole, LATE=late, **(tile or default_tile(rows, width)),
         )  # fmt: skip
     return plan, u, v, n_iter, error
