@@ -16,7 +16,7 @@ from ramatch.errors import RamatchError
 from ramatch.model.ram import RAM
 from ramatch.train.assemble import load_frozen
 from ramatch.train.evaluation import collect_scores, read_test
-from ramatch.train.kept import FitConfig, collect, keep
+from ramatch.train.kept import FitConfig, collect, fit, keep
 
 SMALL = {"prompt_layers": 1, "adapted_layers": 1, "saa_layers": 1}
 
@@ -97,3 +97,48 @@ def test_a_study_cut_short_leaves_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(module, "study", cut)
     assert main(["bench", "study", "--model", "m", "--data", "d", "--json", str(tmp_path / "rows.json")]) == 2
     assert [r["seed"] for r in json.loads((tmp_path / "rows.json").read_text())] == [0, 1]
+
+
+def test_fewer_images_and_other_settings(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(
+        VARIANTS, "one", Variant("ramatch", SMALL, FitConfig(epochs=9, batch_size=16, lr=0.01), views=2)
+    )
+    seen: list[tuple] = []
+
+    def spy(ram, kept, targets, labels, config, seed):
+        seen.append((kept.x.shape[:2], config.epochs, config.batch_size, config.lr))
+        return fit(ram, kept, targets, labels, config, seed)
+
+    monkeypatch.setattr(module, "fit", spy)
+    whole = {p: len(read_test(tiny / "data", p).annotations) for p in ("zsl", "gzsl")}
+    kept: list[int] = []
+    monkeypatch.setattr(
+        module, "keep", lambda ram, pixels, views=1: kept.append(len(pixels)) or keep(ram, pixels, views)
+    )
+    arguments = [
+        "bench",
+        "study",
+        "--model",
+        str(tiny / "backbone"),
+        "--data",
+        str(tiny / "data"),
+        "--variants",
+        "one",
+        "--seeds",
+        "0",
+    ]
+    assert (
+        main(
+            [*arguments, "--limit", "8", "--test-limit", str(whole["gzsl"] - 1), "epochs=1", "batch_size=4", "views=1"]
+        )
+        == 0
+    )
+    assert seen == [((1, 8), 1, 4, 0.01)]
+    assert kept[0] == 8
+    assert kept[1] in (whole["zsl"], whole["zsl"] - 1)
+    assert kept[2] == whole["gzsl"] - 1
+    for wrong, words in (("speed=3", "name=value"), ("views=0", "views must be"), ("epochs=0", "epochs")):
+        assert main([*arguments, wrong]) == 2
+        assert words in capsys.readouterr().err

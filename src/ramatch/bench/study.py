@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..align.retrieval import stable_order
 from ..align.run import load_pixels
 from ..config import preset
+from ..data.annotations import Annotations
 from ..errors import RamatchError
 from ..evaluate.metrics import at_k, mean_ap
 from ..model.ram import RAM
 from ..train.assemble import find_data, load_frozen, read_split
+from ..train.config import build
 from ..train.distributed import pick_device
 from ..train.evaluation import read_test
 from ..train.kept import FitConfig, Kept, collect, fit, keep
@@ -34,6 +37,7 @@ class Variant:
 
 _OURS = FitConfig(epochs=3, batch_size=256, lr=1e-3, lr_prompts=1e-2, lr_tau=5e-4, ema=0.99, clip=0)
 _SIGMOID = replace(_OURS, loss="sigmoid", clip=1.0)
+_ALIGNED = replace(_SIGMOID, epochs=4)
 VARIANTS: dict[str, Variant] = {
     "reference": Variant("reference", {"pixels": "backbone"}, FitConfig(clip=0), views=2),
     "ramatch": Variant("ramatch", fit=_OURS),
@@ -43,7 +47,12 @@ VARIANTS: dict[str, Variant] = {
     "sigmoid": Variant("ramatch", fit=_SIGMOID),
     "sigmoid-reweight": Variant("ramatch", {"matcher": "reweight"}, _SIGMOID),
     "no-tkt": Variant("ramatch", {"tkt": False}, _OURS),
-    "aligned": Variant("aligned", fit=replace(_SIGMOID, epochs=4)),
+    "aligned": Variant("aligned", fit=_ALIGNED),
+    "aligned-kcot": Variant("aligned", {"max_weight": 0.0}, _ALIGNED),
+    "aligned-reweight": Variant("aligned", {"matcher": "reweight"}, _ALIGNED),
+    "aligned-average": Variant("aligned", {"matcher": "average", "max_weight": 0.0}, _ALIGNED),
+    "aligned-no-ema": Variant("aligned", fit=replace(_ALIGNED, ema=0.0)),
+    "aligned-mmc": Variant("aligned", fit=replace(_ALIGNED, loss="mmc")),
     "average": Variant("ramatch", {"matcher": "average", "max_weight": 0.0}, _OURS),
 }
 
@@ -55,15 +64,33 @@ def study(
     label_features: str | Path | None = None,
     variants: Sequence[str] = ("reference", "ramatch"),
     seeds: Sequence[int] = (0, 1, 2),
+    limit: int | None = None,
+    test_limit: int | None = None,
+    changes: dict[str, Any] | None = None,
     device: str | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train each variant with each seed on a benchmark folder and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}."""
+    """Train each variant with each seed on a benchmark folder and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}.
+
+    `limit`, `test_limit`: so many training and GZSL test images only (ZSL: those among them), chosen by their names.
+    `changes`: fields of `FitConfig`, or `views`, for all variants.
+    """
+    changes = dict(changes or {})
+    views = changes.pop("views", None)
+    if views is not None and (not isinstance(views, int) or views < 1):
+        raise RamatchError(f"views must be a whole number of at least 1, got {views!r}")
     if unknown := set(variants) - set(VARIANTS):
         raise RamatchError(f"unknown variant(s) {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
     own = load_frozen(backbone, label_features=label_features).to(pick_device(device))
     place = find_data(data)
     train, tests = read_split(place, "train"), {p: read_test(place, p).annotations for p in ("zsl", "gzsl")}
+    train = _some(train, limit)
+    if test_limit is not None:
+        tests["gzsl"] = _some(tests["gzsl"], test_limit)
+        keys = {record.key for record in tests["gzsl"].records}
+        tests["zsl"] = tests["zsl"].subset([i for i, r in enumerate(tests["zsl"].records) if r.key in keys])
+        if not len(tests["zsl"]):
+            raise RamatchError(f"none of the {test_limit} test images has an unseen label; take more")
     pixels = load_pixels(train.records, own.preprocess.size)
     pictures = {p: load_pixels(test.records, own.preprocess.size) for p, test in tests.items()}
     rows = []
@@ -71,18 +98,19 @@ def study(
     stem: tuple[Any, ...] = ()
     for name in variants:
         variant = VARIANTS[name]
+        settings, count = build(FitConfig, vars(variant.fit) | changes), views or variant.views
         config = preset(variant.preset, **variant.ram)
         fields = ("adapted_layers", "saa_layers", "tss", "tss_input", "pixels")
-        wanted = (variant.views, config.visual_prompts > 0, *(getattr(config, field) for field in fields))
+        wanted = (count, config.visual_prompts > 0, *(getattr(config, field) for field in fields))
         for seed in seeds:
             torch.manual_seed(seed)
             ram = RAM(own, config).to(own.device)
             if wanted != stem:  # variants that differ further up share their stems, and so do seeds
                 kept.clear()
-                kept["train"] = keep(ram, pixels, variant.views)
+                kept["train"] = keep(ram, pixels, count)
                 kept |= {protocol: keep(ram, found) for protocol, found in pictures.items()}
                 stem = wanted
-            log = fit(ram, kept["train"], train.targets(), train.classes, variant.fit, seed)
+            log = fit(ram, kept["train"], train.targets(), train.classes, settings, seed)
             row: dict[str, Any] = {"variant": name, "seed": seed, "seconds": log["seconds"], "scores": {}}
             for protocol, test in tests.items():
                 found = collect(ram, kept[protocol], test.classes)
@@ -97,6 +125,13 @@ def study(
             if report is not None:
                 report(row)
     return rows
+
+
+def _some(data: Annotations, count: int | None) -> Annotations:
+    """`count` of the images, chosen by their names, in the data's order."""
+    if count is None:
+        return data
+    return data.subset(sorted(stable_order([record.key for record in data.records], "ablation")[:count]))
 
 
 def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tensor]:

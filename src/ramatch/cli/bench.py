@@ -44,8 +44,11 @@ def add_verbs(verbs: Any) -> None:
     study.add_argument("--data", required=True, metavar="D", help="benchmark folder with train, test_zsl and test_gzsl")
     study.add_argument("--variants", default="reference,ramatch", metavar="A,B", help="default: %(default)s")
     study.add_argument("--seeds", type=_numbers, default="0,1,2", metavar="A,B", help="default: %(default)s")
+    study.add_argument("--limit", type=count, metavar="N", help="so many training images only, chosen by their names")
+    study.add_argument("--test-limit", type=count, metavar="N", help="so many test images only, likewise")
     add_device(study)
     study.add_argument("--json", metavar="FILE")
+    study.add_argument("overrides", nargs="*", metavar="name=value", help="of the training, e.g. batch_size=64 views=2")
     study.set_defaults(run=run_study)
 
 
@@ -99,9 +102,26 @@ def run_study(arguments: argparse.Namespace) -> int:
 
     study(
         arguments.model, arguments.data, label_features=arguments.label_features, variants=arguments.variants.split(","),
-        seeds=arguments.seeds, device=arguments.device, report=show,
+        seeds=arguments.seeds, limit=arguments.limit, test_limit=arguments.test_limit, changes=_changes(arguments.overrides),
+        device=arguments.device, report=show,
     )  # fmt: skip
     return 0
+
+
+def _changes(overrides: list[str]) -> dict[str, Any]:
+    from dataclasses import fields
+
+    from ..errors import RamatchError
+    from ..train.kept import FitConfig
+    from ..train.recipes import parse_value
+
+    known, found = [f.name for f in fields(FitConfig)], {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or name not in known:
+            raise RamatchError(f"'{override}': expected name=value with a name of {', '.join(known)}")
+        found[name] = parse_value(text)
+    return found
 
 
 def _numbers(text: str) -> list[int]:
