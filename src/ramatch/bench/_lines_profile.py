@@ -19,22 +19,13 @@ from ._models import SIZES, Bench, Line, label_names, random_images, random_ram
 
 TOP = 25  # kernels that are named, with their times, in the JSON
 
-
 KINDS = (
     ("attention", ("flash", "fmha", "attention", "sdpa")),
     ("convolutions", ("conv", "fprop", "cudnn")),
-    (
-        "transport",
-        (
-            "sinkhorn",
-            "_rows_kernel",
-            "_columns_kernel",
-            "_gather_kernel",
-            "_test_kernel",
-            "_polish_kernel",
-            "_peaks_kernel",
-        ),
-    ),
+    ("transport", (
+        "sinkhorn", "_solve_kernel", "_rows_kernel", "_columns_kernel", "_gather_kernel", "_test_kernel", "_polish_kernel",
+        "_peaks_kernel",
+    )),
     ("matrix products", ("gemm", "nvjet", "cutlass", "wgmma", "splitk", "cublas")),
     ("softmax", ("softmax",)),
     ("BatchNorm", ("batch_norm", "bn_fw", "bn_bw", "batchnorm")),
@@ -43,7 +34,7 @@ KINDS = (
     ("reductions", ("reduce",)),
     ("copies", ("copy", "memcpy", "memset", "catarray", "fill")),
     ("element by element", ("elementwise", "_gelu_")),
-)
+)  # fmt: skip
 
 
 def kind_of(kernel: str) -> str:
