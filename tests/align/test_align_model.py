@@ -87,8 +87,12 @@ def test_joined_towers_equal_those_of_transformers(towers, tmp_path):
 
 def test_towers_that_cannot_be_joined(towers, tmp_path):
     options = {"image_size": 32, "dim": 20, "global_pool": "cls"}
-    with pytest.raises(RamatchError, match="tiny-bert is a 'bert' model; this side needs a 'dinov2' one"):
+    with pytest.raises(RamatchError, match="tiny-bert is a 'bert' model, which has no vision tower; give it as --text"):
         join_towers(towers[1], towers[0], **options)
+    with pytest.raises(
+        RamatchError, match="tiny-dinov2 is a 'dinov2' model, which has no text tower; give it as --vision"
+    ):
+        join_towers(towers[0], towers[0], **options)
     with pytest.raises(RamatchError, match="30 is not a multiple of the patch size 8"):
         join_towers(*towers, **(options | {"image_size": 30}))
     with pytest.raises(RamatchError, match="no such file or folder"):

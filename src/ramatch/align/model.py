@@ -9,35 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RamatchError
-from ..model import _names
 from ..model.backbone import Backbone
-from ..model.loading import _download, _weights, bert_config, dinov2_config, read_json
-from ..model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from ..model.tokenizer import Tokenizer
+from ..model.loading import _fill
+from ..model.preprocess import Preprocess
+from .towers import read_text, read_vision
 
 
 def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: int, global_pool: str) -> Backbone:
-    """A DINOv2 folder or hub id and a BERT-type one (mean-pooled sentence encoder) → an unaligned `Backbone`."""
-    folders = [Path(p) if Path(p).is_dir() else _download(str(p)) for p in (vision, text)]
-    configs = [read_json(f / "config.json") for f in folders]
-    for folder, config, wanted in zip(folders, configs, ("dinov2", "bert"), strict=True):
-        if config.get("model_type") != wanted:
-            raise RamatchError(
-                f"{folder.name} is a '{config.get('model_type')}' model; this side needs a '{wanted}' one"
-            )
-    v, t = dinov2_config(configs[0]), bert_config(configs[1])
-    if image_size % v.patch:
-        raise RamatchError(f"image size {image_size} is not a multiple of the patch size {v.patch}")
-    tokenizer = Tokenizer.from_folder(folders[1], min(t.context, 64))
+    """A vision tower and a text tower (folders or hub ids, see `towers.py`) → an unaligned `Backbone`."""
+    v, t = read_vision(vision), read_text(text)
+    if image_size % v.config.patch:
+        raise RamatchError(f"image size {image_size} is not a multiple of the patch size {v.config.patch}")
+    if t.tokenizer is None:
+        raise RamatchError(f"{t.name} has no tokenizer files; put tokenizer.json beside its weights")
     model = Backbone(
-        v, t, dim, Preprocess((image_size, image_size), IMAGENET_MEAN, IMAGENET_STD), tokenizer,
-        global_pool=global_pool, name=f"{folders[0].name}+{folders[1].name}",
+        v.config, t.config, dim, Preprocess((image_size, image_size), v.mean, v.std), t.tokenizer,
+        global_pool=global_pool, name=f"{v.name}+{t.name}",
     )  # fmt: skip
-    model.vision.load_state_dict(_names.read(_names.dinov2, _weights(folders[0]), str(vision)))
-    words = {k.removeprefix("bert."): w for k, w in _weights(folders[1]).items()}
+    _fill(model.vision, v.state, v.name)
     assert model.text is not None
     assert model.text_projection is not None
-    model.text.load_state_dict(_names.read(_names.bert, words, str(text)))
+    _fill(model.text, t.state, t.name)
     for head in (model.visual_projection, model.text_projection):
         nn.init.orthogonal_(head.weight)
     return resize_positions(model, image_size)

@@ -74,10 +74,11 @@ def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "align",
         help="make a backbone of a vision tower and a text tower",
-        description="Align a DINOv2 vision tower with a BERT-type sentence encoder on image–caption data.",
+        description="Align a vision tower (DINOv2, ViT, or the image tower of any CLIP) with a text tower (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, or the text "
+        "tower of any CLIP) on image–caption data.",
     )
-    parser.add_argument("--vision", required=True, metavar="V", help="DINOv2 folder or hub id")
-    parser.add_argument("--text", required=True, metavar="T", help="BERT-type folder or hub id")
+    parser.add_argument("--vision", required=True, metavar="V", help="folder or hub id")
+    parser.add_argument("--text", required=True, metavar="T", help="folder or hub id")
     parser.add_argument("--captions", required=True, metavar="C", help="captions file or folder")
     parser.add_argument("--images-root", action="append", metavar="DIR", help="where the images lie; may be repeated")
     parser.add_argument("--out", required=True, metavar="DIR")

@@ -126,6 +126,45 @@ def bert(t: Tensors) -> dict[str, Tensor]:
     }
 
 
+def vit(t: Tensors) -> dict[str, Tensor]:
+    """A Hugging Face ViT (its pooler is left out)."""
+    pairs = {
+        "ln1": "layernorm_before",
+        "ln2": "layernorm_after",
+        "out": "attention.output.dense",
+        "fc1": "intermediate.dense",
+        "fc2": "output.dense",
+    }
+    qkv = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
+    return {
+        **_affine("patch", "embeddings.patch_embeddings.projection", t),
+        "cls": t["embeddings.cls_token"].flatten(),
+        "positions": t["embeddings.position_embeddings"].flatten(0, 1),
+        **_affine("norm", "layernorm", t),
+        **_layers(t, _count(t, r"encoder\.layer\.(\d+)\."), "encoder.layer.{}.", pairs, qkv),
+    }
+
+
+def distilbert(t: Tensors) -> dict[str, Tensor]:
+    """A Hugging Face DistilBERT, which has no token types."""
+    pairs = {
+        "ln1": "sa_layer_norm",
+        "ln2": "output_layer_norm",
+        "out": "attention.out_lin",
+        "fc1": "ffn.lin1",
+        "fc2": "ffn.lin2",
+    }
+    qkv = ("attention.q_lin", "attention.k_lin", "attention.v_lin")
+    words = t["embeddings.word_embeddings.weight"]
+    return {
+        "tokens.weight": words,
+        "positions": t["embeddings.position_embeddings.weight"],
+        "types": words.new_zeros(words.shape[1]),
+        **_affine("stem", "embeddings.LayerNorm", t),
+        **_layers(t, _count(t, r"transformer\.layer\.(\d+)\."), "transformer.layer.{}.", pairs, qkv),
+    }
+
+
 OPENAI = {"ln1": "ln_1", "ln2": "ln_2", "out": "attn.out_proj", "fc1": "mlp.c_fc", "fc2": "mlp.c_proj"}
 
 
