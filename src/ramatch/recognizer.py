@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, overload
 
 import numpy as np
@@ -58,6 +59,7 @@ class Recognizer:
         self.fast = fast
         self._engine: FastRAM | None = None
         self._engine_labels: Vocabulary | None = None
+        self._busy = Lock()
         self._trunks: OrderedDict[str, Trunk | FastTrunk] = OrderedDict()
         self._cache = cache
 
@@ -203,14 +205,17 @@ class Recognizer:
             raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
         pixels = [pixels for pixels, _, _ in loaded]
         if loaded and not maps and matcher in (None, self.ram.config.matcher) and suits(self.ram, self.fast):
-            engine = self._engine_for(vocabulary, len(loaded))
-            kept = self._trunk(pixels, "fast", lambda fresh: engine.trunk(torch.stack(fresh)))
-            assert isinstance(kept, FastTrunk)
-            return self._predictions(engine.recognise(kept), kept.grid, vocabulary, loaded)
-        trunk = self._trunk(pixels, "plain", lambda fresh: self.ram.trunk(self._normalised(torch.stack(fresh))))
+            with self._busy:  # the engine has one place for a vocabulary and one for a batch
+                engine = self._engine_for(vocabulary, len(loaded))
+                kept = self._trunk(pixels, "fast", lambda fresh: engine.trunk(torch.stack(fresh)))
+                assert isinstance(kept, FastTrunk)
+                output = engine.recognise(kept)
+            return self._predictions(output, kept.grid, vocabulary, loaded)
+        with self._busy:  # what one thread looks up in the cache another might throw out
+            trunk = self._trunk(pixels, "plain", lambda fresh: self.ram.trunk(self._normalised(torch.stack(fresh))))
         assert isinstance(trunk, Trunk)
-        output = self._recognise(trunk, vocabulary, matcher)
-        return self._predictions(output, output.grid, vocabulary, loaded, output if maps else None)
+        whole = self._recognise(trunk, vocabulary, matcher)
+        return self._predictions(whole, whole.grid, vocabulary, loaded, whole if maps else None)
 
     def _engine_for(self, vocabulary: Vocabulary, count: int) -> FastRAM:
         """The engine, made at its first use, with this vocabulary and room for so many images."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -109,3 +111,17 @@ def annotations(folder) -> Annotations:
     lines = ["image,labels", *(f"{i}.png,{LABELS[i]}" for i in range(5))]
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
     return read_annotations(folder / "labels.csv")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads_with_vocabularies_of_their_own(device):
+    """The engine holds one vocabulary at a time; callers do not notice."""
+    fast, plain = make(True, device), make(False, device)
+    words = [fast.encode_vocabulary(names) for names in (LABELS, LABELS[::-1], LABELS[1:])]
+    wanted = [plain.predict([picture(i) for i in range(3)], vocabulary=w) for w in words]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(
+            pool.map(lambda i: fast.predict([picture(j) for j in range(3)], vocabulary=words[i % 3]), range(30))
+        )
+    for i, predictions in enumerate(found):
+        same(predictions, wanted[i % 3])
