@@ -244,7 +244,7 @@ def test_align_then_adapt_then_tag(ramatch, tmp_path):
     assert [json.loads(line)["epoch"] for line in result.err.splitlines()[-2:]] == [1, 2]
     ramatch("align", "--vision", vision, "--text", text, "--captions", data, "--out", aligned).refused("not an empty")
     ramatch("align", "--vision", text, "--text", text, "--captions", data, "--out", tmp_path / "new", "--device", "cpu",
-            "min_images=1").refused("needs a 'dinov2'")  # fmt: skip
+            "min_images=1").refused("has no vision tower")  # fmt: skip
 
     (tmp_path / "skip.txt").write_text("images/000.png\nimages/007.png\n")
     (tmp_path / "background.txt").write_text("square\nphoto\n")
