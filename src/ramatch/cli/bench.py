@@ -86,9 +86,14 @@ def run_speed(arguments: argparse.Namespace) -> int:
 
 
 def run_study(arguments: argparse.Namespace) -> int:
+    from dataclasses import fields
+
     from ..bench.study import study
     from ..files import write_json
+    from ..train.kept import FitConfig
+    from ..train.recipes import named_values
 
+    known = [f.name for f in fields(FitConfig)]
     rows: list[dict[str, Any]] = []
 
     def show(row: dict[str, Any]) -> None:
@@ -102,26 +107,10 @@ def run_study(arguments: argparse.Namespace) -> int:
 
     study(
         arguments.model, arguments.data, label_features=arguments.label_features, variants=arguments.variants.split(","),
-        seeds=arguments.seeds, limit=arguments.limit, test_limit=arguments.test_limit, changes=_changes(arguments.overrides),
+        seeds=arguments.seeds, limit=arguments.limit, test_limit=arguments.test_limit, changes=named_values(arguments.overrides, known),
         device=arguments.device, report=show,
     )  # fmt: skip
     return 0
-
-
-def _changes(overrides: list[str]) -> dict[str, Any]:
-    from dataclasses import fields
-
-    from ..errors import RamatchError
-    from ..train.kept import FitConfig
-    from ..train.recipes import parse_value
-
-    known, found = [f.name for f in fields(FitConfig)], {}
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals or name not in known:
-            raise RamatchError(f"'{override}': expected name=value with a name of {', '.join(known)}")
-        found[name] = parse_value(text)
-    return found
 
 
 def _numbers(text: str) -> list[int]:

@@ -30,7 +30,7 @@ from .assemble import find_data, load_frozen, read_split
 from .config import build
 from .distributed import pick_device
 from .kept import FitConfig, fit, keep
-from .recipes import parse_value
+from .recipes import named_values
 
 
 @dataclass(frozen=True)
@@ -189,12 +189,7 @@ def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[FitC
     fit_names = {f.name for f in dataclasses.fields(FitConfig)}
     ram_names = {f.name for f in dataclasses.fields(RAMConfig)}
     changes: dict[bool, dict[str, Any]] = {True: {}, False: {}}
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals or name not in fit_names | ram_names:
-            raise RamatchError(
-                f"'{override}': expected name=value with a name of {', '.join(sorted(fit_names | ram_names))}"
-            )
-        changes[name in fit_names][name] = parse_value(text)
+    for name, value in named_values(overrides, sorted(fit_names | ram_names)).items():
+        changes[name in fit_names][name] = value
     typed = build(RAMConfig, changes[False])  # brings text to each field's type, or says what is wrong
     return build(FitConfig, changes[True]), preset(base, **{name: getattr(typed, name) for name in changes[False]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,17 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
             raise RamatchError(f"override '{override}' must look like name=value, for example optim.lr=1e-4")
         set_key(values, key.strip(), parse_value(text.strip()))
     return TrainConfig.from_dict(values)
+
+
+def named_values(overrides: Sequence[str], known: Iterable[str]) -> dict[str, Any]:
+    """`name=value` texts as values by name; a name that is not known is an error that lists those that are."""
+    names, found = list(known), {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or name not in names:
+            raise RamatchError(f"'{override}': expected name=value with a name of {', '.join(names)}")
+        found[name] = parse_value(text)
+    return found
 
 
 def parse_value(text: str) -> Any:
