@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -72,6 +73,8 @@ def row_error(plan: Tensor, a: Tensor) -> float:
 
 
 def _pot() -> ModuleType | None:
+    for other in ("JAX", "TENSORFLOW", "CUPY"):  # POT opens each it finds, and JAX takes most of a GPU's memory at once
+        os.environ.setdefault(f"POT_BACKEND_DISABLE_{other}", "1")
     try:
         import ot
     except ImportError:
