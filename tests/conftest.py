@@ -10,6 +10,8 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+for other in ("JAX", "TENSORFLOW", "CUPY"):  # POT opens each it finds, and JAX takes most of a GPU's memory at once
+    os.environ.setdefault(f"POT_BACKEND_DISABLE_{other}", "1")
 
 
 @pytest.fixture(scope="session")

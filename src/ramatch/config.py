@@ -30,6 +30,13 @@ CHOICES = {
 }
 
 
+# Settings that a trained model may be tested with in another way: they touch matching and scores, not what was learned.
+AT_TEST = (
+    "matcher", "lambda1", "lpd", "tau_u", "max_iter", "stop", "tol", "plan_scale", "max_weight", "score", "region_share",
+    "best_share", "partial_share",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class RAMConfig:
     """All settings of the model. Defaults are ours (`PRESETS["ramatch"]`)."""
@@ -76,17 +83,20 @@ class RAMConfig:
     score: str = (
         "cosine"  # softmax: mean of two softmaxes over labels; joint: one softmax; cosine: mean of s_G and s_R;
     )
-    # partial: that mean less half of its log-sum-exp over labels
+    # partial: that mean less a part of its log-sum-exp over labels
+    region_share: float = 0.5  # of s_R in those means (cosine, partial), beside s_G
+    best_share: float = 0.0  # of each label's best region in that s_R, beyond `max_weight`: for ranking only
+    partial_share: float = 0.5  # of the log-sum-exp that `partial` takes off
     max_weight: float = 0.0  # share of the best region's cosine in s_R beside the plan (0: the paper's)
     tau_global: float | None = None  # start of the learnable temperature; None: 1 / logit_scale
-    tau_region: float = 0.01
+    tau_region: float | None = 0.01  # likewise
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise RamatchError(f"setting '{name}' is '{value}'; it must be one of {', '.join(allowed)}")
-        for name in ("lambda1", "tau_region", "tol"):
+        for name in ("lambda1", "tol"):
             if not getattr(self, name) > 0:
                 raise RamatchError(f"setting '{name}' must be positive, got {getattr(self, name)}")
         for name in ("lambda2", "visual_prompts", "adapted_layers", "prompt_tokens", "prompt_layers"):
@@ -94,10 +104,12 @@ class RAMConfig:
                 raise RamatchError(f"setting '{name}' must not be negative, got {getattr(self, name)}")
         if self.mask_kernel % 2 == 0 or self.max_iter < 1 or self.saa_layers < -1:
             raise RamatchError("mask_kernel must be odd, max_iter at least 1, saa_layers at least -1")
-        for name in ("max_weight", "tss_share"):
+        for name in ("max_weight", "tss_share", "region_share", "best_share", "partial_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RamatchError(f"setting '{name}' must lie in [0, 1], got {getattr(self, name)}")
-        for name in ("tau_u", "tau_global"):
+        if self.best_share and self.plan_scale == "one":
+            raise RamatchError("best_share needs plan_scale 'labels': a plan as it is and a cosine are not of one size")
+        for name in ("tau_u", "tau_global", "tau_region"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RamatchError(f"setting '{name}' must be positive or null, got {value}")
@@ -125,19 +137,28 @@ class RAMConfig:
 
 
 PRESETS: dict[str, RAMConfig] = {
-    "ramatch": RAMConfig(tss_init="zero", tss_input="after", max_weight=0.5),
+    "ramatch": RAMConfig(
+        tss_init="zero",
+        tss_input="after",
+        tss_share=0.7,
+        max_weight=0.75,
+        region_share=0.6,
+        best_share=0.5,
+    ),
     # for encoders made by `ramatch align`: DINOv2's final patches are local already and appended tokens upset its attention
     "aligned": RAMConfig(
         tss_init="zero",
         tss_input="after",
-        max_weight=0.5,
-        templates=("{}",),
+        max_weight=0.75,
+        region_share=0.7,
+        best_share=0.5,
+        templates=("{}", "{}s"),
         saa_layers=0,
         visual_prompts=0,
         prompts="none",
         pooled="adapted",
         tss_share=0.7,
-        tau_region=0.027,
+        tau_region=None,
     ),
     "paper": RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3),
     "reference": RAMConfig(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from align_helpers import COLOURS, put, put_squares, squares
 
-from ramatch.align import AlignConfig, align
+from ramatch.align import AlignConfig, align, loop
 from ramatch.align import run as align_run
 from ramatch.align.model import contrast, join_towers
 from ramatch.align.retrieval import retrieval
@@ -210,3 +210,29 @@ def test_images_held_out_and_left_out_by_name(towers, tmp_path: Path):
     with pytest.raises(RamatchError, match="even_tags is a bool"):
         settings_from(["even_tags=perhaps"])
     assert settings_from(["even_tags=false", "leave_out=0"]) == AlignConfig(even_tags=False, leave_out=0.0)
+
+
+# ------------------------------------------------------------------------------------------------------- mosaics
+
+
+def test_mosaics_teach_the_tags_of_all_four_images(towers, monkeypatch):
+    """Each step sees `mosaics` pictures per image, with the tags of the four images they show, and tags alone."""
+    pixels, captions, _ = squares(40)
+    seen: list[tuple[int, torch.Tensor]] = []
+    real = loop._tag_losses
+
+    def spy(image, regions, tags, scales, masks, *rest):
+        seen.append((len(image), masks[0].sum(1)))
+        return real(image, regions, tags, scales, masks, *rest)
+
+    monkeypatch.setattr(loop, "_tag_losses", spy)
+    result = align(*towers, pixels, captions, dataclasses.replace(SHORT, mosaics=0.5), device="cpu")
+    assert [count for count, _ in seen] == [20, 10] * 4  # two epochs of two steps
+    ones, fours = (torch.cat([tags for count, tags in seen if count == size]).float().mean() for size in (20, 10))
+    assert 1.5 * ones < fours <= 4 * ones
+    seen.clear()
+    plain = align(*towers, pixels, captions, dataclasses.replace(SHORT, mosaics=0.0), device="cpu")
+    assert [count for count, _ in seen] == [20] * 4
+    assert result.log[-1]["losses"] != plain.log[-1]["losses"]
+    with pytest.raises(RamatchError, match="mosaics must not be negative"):
+        AlignConfig(mosaics=-1)

@@ -53,7 +53,8 @@ SETTINGS = {
     "TSS before SAA": ("paper", "clip", {"saa_layers": 1, "adapted_layers": 3}),
     "all adapted": ("paper", "clip", {"saa_layers": 4, "adapted_layers": 4}),
     "5×5 mask": ("ramatch", "clip", {"mask_kernel": 5}),
-    "best region": ("ramatch", "clip", {"max_weight": 0.3}),
+    "best region": ("ramatch", "clip", {"max_weight": 0.3, "best_share": 0.0}),
+    "best region in the score alone": ("ramatch", "clip", {"max_weight": 0.0, "best_share": 0.8, "region_share": 0.9}),
     "part of TSS": ("paper", "clip", {"tss_share": 0.4}),
     "joint": ("ramatch", "clip", {"score": "joint"}),
     "partial": ("ramatch", "clip", {"score": "partial"}),
@@ -91,7 +92,8 @@ def test_same_as_ram_for_every_choice(name: str, option: str) -> None:
     if option == "bipartite":
         pytest.importorskip("scipy")
     for kind in ("clip", "dual"):
-        ram = alive(tiny_ram("ramatch", kind, **{name: option}))
+        more = {"best_share": 0.0} if option == "one" else {}
+        ram = alive(tiny_ram("ramatch", kind, **{name: option}, **more))
         labels = encode(ram)
         engine = FastRAM(ram, labels, best=True, fused=option != "scaling")
         output, scores = plain(ram, images(), labels)

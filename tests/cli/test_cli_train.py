@@ -94,6 +94,24 @@ def test_eval_of_the_parts_and_with_another_matcher(ramatch, world, tmp_path):
     assert json.loads((tmp_path / "average.json").read_text())["mAP"] != report["mAP"]
 
 
+def test_eval_with_other_settings_of_the_score(ramatch, world, tmp_path):
+    """The parts of the score, asked for by name, are the parts that --all-scores prints; the model keeps its own."""
+    options = ("--model", world / "model", "--data", world / "tars", *CPU)
+
+    def measured(*settings):
+        assert ramatch("eval", *options, "--all-scores", "--json", tmp_path / "r.json", *settings).code == 0
+        return {name: values["mAP"] for name, values in json.loads((tmp_path / "r.json").read_text())["scores"].items()}
+
+    own = measured()
+    assert measured("score=cosine", "region_share=0")["model"] == own["image"]
+    assert measured("score=cosine", "region_share=1", "best_share=0")["model"] == own["region"]
+    assert measured("score=cosine", "region_share=1", "best_share=1")["model"] == own["best"]
+    assert measured() == own
+    ramatch("eval", *options, "tss=false").refused("tss=false", "region_share")
+    ramatch("eval", *options, "best_share=2").refused("best_share", "[0, 1]")
+    ramatch("eval", *options, "--localise", "score=cosine").refused("score=cosine", "--matcher")
+
+
 def test_eval_of_a_plain_table_with_named_unseen_labels(ramatch, world, tmp_path):
     rows = json.loads((world / "data" / "test_gzsl.json").read_text())["images"]
     with (tmp_path / "test.csv").open("w", newline="") as file:

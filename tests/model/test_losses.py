@@ -188,3 +188,23 @@ def test_sigmoid_without_positives_pushes_down():
     value.backward()
     assert value.isfinite()
     assert (logits.grad > 0).all()
+
+
+def test_smoothed_sigmoid_is_cross_entropy_with_soft_negatives():
+    """Absent labels count as there with a probability of `smoothing`; where the bias is best, its derivative is zero."""
+    torch.manual_seed(3)
+    logits, targets = 2 * torch.randn(6, 9), (torch.rand(6, 9) < 0.2).long()
+    targets[0, :3] = -1
+    known, positive = targets >= 0, targets > 0
+    soft = torch.where(positive, 1.0, 0.1)[known]
+    found = losses.sigmoid(logits, targets, smoothing=0.1) * positive.sum()
+
+    def entropy(bias: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits((logits + bias)[known], soft, reduction="sum")
+
+    grid = torch.stack([entropy(b) for b in torch.linspace(-8, 8, 4001)])
+    torch.testing.assert_close(found, grid.min(), rtol=1e-4, atol=1e-4)
+    assert found > losses.sigmoid(logits, targets) * positive.sum()
+    torch.testing.assert_close(
+        LOSSES["sigmoid-smooth"](logits, targets), losses.sigmoid(logits, targets, smoothing=0.01)
+    )

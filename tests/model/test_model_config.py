@@ -42,6 +42,8 @@ ROWS = {
     "tss": (True, True),
     "max_weight": (0.0, 0.0),
     "tss_share": (1.0, 1.0),
+    "region_share": (0.5, 0.5),
+    "best_share": (0.0, 0.0),
 }
 
 
@@ -88,6 +90,8 @@ def test_each_choice_is_checked(name):
         ({"saa_layers": -2}, "saa_layers at least -1"),
         ({"max_weight": 1.5}, "'max_weight' must lie in"),
         ({"tss_share": -0.1}, "'tss_share' must lie in"),
+        ({"region_share": 1.1}, "'region_share' must lie in"),
+        ({"best_share": 0.5}, "best_share needs plan_scale 'labels'"),
         ({"templates": ("no place",)}, "must contain {} exactly once"),
         ({"templates": ("{} and {}",)}, "must contain {} exactly once"),
         ({"templates": "A photo of a {}."}, "template"),

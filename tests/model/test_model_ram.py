@@ -45,10 +45,10 @@ def test_scores_by_hand(name):
         close(output.image, F.normalize(kept.image, dim=-1) @ labels.unit.T)
         close(output.best, output.sim.max(1).values)
         s_r = sum(output.match.plan[:, k] * output.sim[:, k] for k in range(16))
-        close(output.region, (s_r * 4 + output.best) / 2 if name == "ramatch" else s_r)
+        close(output.region, s_r * 4 / 4 + output.best * 3 / 4 if name == "ramatch" else s_r)  # four labels, a quarter
         score = ram.score(output)
         if name == "ramatch":
-            close(score, (output.region + output.image) / 2)
+            close(score, 0.6 * (output.region + output.best) / 2 + 0.4 * output.image)
         else:
             close(
                 score, ((output.region / ram.tau_region).softmax(-1) + (output.image / ram.tau_global).softmax(-1)) / 2
@@ -58,6 +58,20 @@ def test_scores_by_hand(name):
         joint.load_state_dict(ram.state_dict())
         logits = (output.region / ram.tau_region + output.image / ram.tau_global) / 2
         close(joint.score(output), logits.softmax(-1))
+
+
+@pytest.mark.parametrize(("share", "best", "off"), [(0.5, 0.0, 0.5), (0.7, 1.0, 0.2), (1.0, 0.25, 0.0)])
+def test_partial_score_by_hand(share, best, off):
+    ram = tiny_ram("ramatch", score="partial", region_share=share, best_share=best, partial_share=off)
+    with torch.no_grad():
+        output = ram(pixels(), NAMES)
+        region = (1 - best) * output.region + best * output.sim.max(1).values
+        z = ram.backbone.logit_scale / 2 * ((1 - share) * output.image + share * region)
+        close(ram.score(output), z - off * z.exp().sum(1, keepdim=True).log())
+        cosine = RAM(ram.backbone, ram.config.replace(score="cosine"))
+        assert torch.equal(ram.score(output).argsort(1), cosine.score(output).argsort(1)), (
+            "within an image it ranks alike"
+        )
 
 
 def test_best_region_beside_the_plan():

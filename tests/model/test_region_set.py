@@ -91,7 +91,7 @@ def naive_regions(ram, images, labels, *, prompts=True):
         half = 0.5 if c.combine == "mean" and c.tss and j >= 0 else 1.0
         if j >= 0 and c.tss:
             added = naive_tss(region_set.tss[j], (before if c.tss_input == "before" else x)[:, 1:], grid, labels)
-            chosen = chosen + half * added
+            chosen = chosen + half * c.tss_share * added
         if i >= saa_from:
             local = before[:, 1:] if local is None else local
             local = local + half * torch.stack([naive_saa(block, one)[1:] for one in before])

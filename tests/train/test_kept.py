@@ -23,12 +23,12 @@ from ramatch.align.run import load_pixels
 from ramatch.config import RAMConfig, preset
 from ramatch.data import read_annotations
 from ramatch.data.annotations import Annotations, Record, Summary
-from ramatch.data.views import plain_views, random_views
+from ramatch.data.views import mosaics, plain_views, random_views
 from ramatch.errors import RamatchError
 from ramatch.model.io import save_backbone
 from ramatch.model.ram import RAM
 from ramatch.train.adapt import adapt_folder, broad_targets, settings_from
-from ramatch.train.kept import FitConfig, collect, fit, keep
+from ramatch.train.kept import FitConfig, collect, fit, keep, with_mosaics
 
 LABELS = ["cat", "dog", "red kite", "traffic light"]
 TARGETS = torch.tensor([[1, 0, 1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 1, -1]]).float()
@@ -349,3 +349,38 @@ def test_captions_and_labels_of_different_images(tmp_path):
         ram=RAM_SETTINGS, config=FitConfig(epochs=1), min_images=2, views=1, device="cpu",
     )  # fmt: skip
     assert (report["images"], report["captioned"], report["labelled"]) == (18, 12, 6)
+
+
+# ------------------------------------------------------------------------------------------------------- mosaics
+
+
+def test_a_mosaic_shows_its_four_images_in_its_quarters():
+    flat = torch.arange(0, 250, 10, dtype=torch.uint8)[:, None, None, None].expand(25, 3, 20, 30).contiguous()
+    shown, sources = mosaics(flat, 300, (16, 13), torch.Generator().manual_seed(0))
+    assert shown.shape == (300, 3, 16, 13)
+    assert sources.shape == (300, 4)
+    assert len(set(sources.flatten().tolist())) == 25
+    for place, quarter in enumerate((shown[..., :8, :6], shown[..., :8, 6:], shown[..., 8:, :6], shown[..., 8:, 6:])):
+        assert torch.equal(quarter, (10 * sources[:, place]).to(torch.uint8)[:, None, None, None].expand_as(quarter))
+    again, same = mosaics(flat, 300, (16, 13), torch.Generator().manual_seed(0))
+    assert torch.equal(again, shown)
+    assert torch.equal(same, sources)
+
+
+def test_what_a_mosaic_is_known_to_show():
+    """Present if one of the four shows it, absent only if all four are known not to."""
+    pixels, rows = pictures(40, 16, 16), torch.tensor([[1, 0, -1], [0, 0, 0], [0, -1, 0], [0, 0, -1]]).repeat(10, 1)
+    joined, targets = with_mosaics(pixels, rows.float(), 1.5, (16, 16), seed=3)
+    assert (len(joined), targets.dtype) == (100, torch.float32)
+    assert torch.equal(joined[:40], pixels)
+    assert torch.equal(targets[:40], rows.float())
+    _, sources = mosaics(pixels, 60, (16, 16), torch.Generator().manual_seed(3))
+    for found, four in zip(targets[40:].tolist(), sources.tolist(), strict=True):
+        known = [[int(rows[i, label]) for i in four] for label in range(3)]
+        assert found == [1 if 1 in values else -1 if -1 in values else 0 for values in known]
+    assert {value for row in targets[40:].tolist() for value in row} == {1.0, 0.0, -1.0}
+    assert with_mosaics(pixels, rows, 0.0, (16, 16)) == (pixels, rows)
+    resized, _ = with_mosaics(pixels, rows, 0.1, (8, 8))
+    assert resized.shape == (44, 3, 8, 8)
+    with pytest.raises(RamatchError, match="mosaics must not be negative"):
+        FitConfig(mosaics=-0.5)

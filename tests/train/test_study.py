@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramatch.bench import study as module
-from ramatch.bench.study import VARIANTS, Variant, score_rules, study
+from ramatch.bench.study import VARIANTS, Variant, own_score, score_rules, study
 from ramatch.cli import main
 from ramatch.config import preset
 from ramatch.errors import RamatchError
@@ -28,10 +28,20 @@ def test_rules_are_the_scores_of_the_model(tiny: Path):
     for name, score, rule in (("ramatch", "cosine", "g+r"), ("ramatch", "softmax", "softmax-mean"),
                               ("paper", "softmax", "softmax-mean-1/N")):  # fmt: skip
         torch.manual_seed(0)
-        ram = RAM(backbone, preset(name, score=score, **SMALL)).eval()
+        ram = RAM(backbone, preset(name, score=score, region_share=0.5, best_share=0.0, **SMALL)).eval()
         found = score_rules(collect(ram, keep(ram, pixels), test.classes), ram.tau_global.item(), ram.tau_region.item())
         own = torch.as_tensor(collect_scores(ram, test, workers=0, progress=False).scores)
         torch.testing.assert_close(found[rule] / 2, own.to(found[rule].dtype), rtol=1e-4, atol=1e-5)
+    for name, changes in (
+        ("ramatch", {}),
+        ("ramatch", {"score": "partial"}),
+        ("paper", {}),
+    ):  # whatever the model says itself
+        torch.manual_seed(0)
+        ram = RAM(backbone, preset(name, **changes, **SMALL)).eval()
+        own = torch.as_tensor(collect_scores(ram, test, workers=0, progress=False).scores)
+        found = own_score(ram, collect(ram, keep(ram, pixels), test.classes))
+        torch.testing.assert_close(found, own.to(found.dtype), rtol=1e-4, atol=1e-5)
 
 
 def test_study_trains_and_compares(
@@ -42,7 +52,7 @@ def test_study_trains_and_compares(
     )
     rows = study(str(tiny / "backbone"), tiny / "data", variants=["small"], seeds=[0, 0], device="cpu")
     assert rows[0]["scores"] == rows[1]["scores"], "a seed decides everything"
-    assert set(rows[0]["scores"]["partial-r"]) == {"zsl", "gzsl"}
+    assert set(rows[0]["scores"]["partial-r"]) == set(rows[0]["scores"]["own"]) == {"zsl", "gzsl"}
     arguments = [
         "bench",
         "study",

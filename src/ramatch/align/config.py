@@ -17,7 +17,7 @@ class AlignConfig:
     saa_layers: int = 0  # last layers whose self-aware attention makes the regions; 0: the tower's final patches
     vision_layers: int = 2  # last vision layers that are tuned
     epochs: int = 30
-    batch_size: int = 1024
+    batch_size: int = 512
     lr_heads: float = 1e-3
     lr_text: float = 5e-5  # text layers; the word embeddings stay frozen
     lr_vision: float = 3e-5
@@ -36,6 +36,7 @@ class AlignConfig:
     max_tags: int = 6000
     min_images: int = 5  # a tag must occur in the captions of this many images
     ignore_above: float = 0.6  # tags this close to a positive one (cosine of the untuned text tower) are no negatives
+    mosaics: float = 0.5  # pictures of four images, with the tags of all four, for each image of a batch (0: none)
     views: int = 4  # augmented views of each image; their frozen layers are computed once and kept
     crop: float = 0.5  # smallest share of the image a view keeps
     average: float = 0.0  # share of training, at its end, over which weights are averaged (0: off)
@@ -46,6 +47,8 @@ class AlignConfig:
             raise RamatchError("epochs and views must be at least 1, batch_size at least 2, vision_layers not negative")
         if not 0 < self.crop <= 1 or not 0 <= self.average < 1 or not 0 <= self.tag_across <= 1:
             raise RamatchError("crop must lie in (0, 1], average in [0, 1), tag_across in [0, 1]")
+        if not self.mosaics >= 0:
+            raise RamatchError(f"mosaics must not be negative, got {self.mosaics}")
         if not 0 <= self.leave_out < 0.5:
             raise RamatchError(f"leave_out must lie in [0, 0.5), got {self.leave_out}")
         if self.beta <= 0 or self.min_images < 1 or self.max_tags < 1 or self.dim < 1:

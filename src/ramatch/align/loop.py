@@ -1,12 +1,13 @@
 """The alignment loop.
 
 Losses, with equal weight: captions against images of the batch (InfoNCE) and mined tags against each other, each on the global
-feature and on the pooled regions. Only the last vision layers, the text layers and the two projections learn; what lies
+feature and on the pooled regions; mosaics of four images have tags only. Only the last vision layers, the text layers and the two projections learn; what lies
 below in the vision tower is computed once for a few augmented views and kept on the device.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import RAMConfig
-from ..data.views import plain_views, random_views
+from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
 from ..model.backbone import Backbone
 from ..model.io import save_backbone
@@ -150,17 +151,40 @@ class _Kept:
     x: Tensor  # (views, n, 1+M, W)
     base: Tensor | None  # (views, n, M, W)
     grid: tuple[int, int]
+    mosaics: _Kept | None = None  # likewise
+    sources: Tensor | None = None  # (mosaics, 4) which images each of them shows
+
+    def pick(self, view: Tensor, rows: Tensor) -> Streams:
+        return Streams(self.x[view, rows], self.grid, None if self.base is None else self.base[view, rows])
 
 
 @torch.no_grad()
 def keep_views(student: _Student, images: Tensor, config: AlignConfig, device: torch.device) -> _Kept:
-    """Run the frozen layers on each image as it is, flipped, and in `views` − 2 random crops."""
+    """Run the frozen layers on each image as it is, flipped, and in `views` − 2 random crops, and on as many mosaics."""
     generator = torch.Generator().manual_seed(config.seed)
+    size = (config.image_size, config.image_size)
+    kept = _keep(student, images, config, config.views, generator, device)
+    if not config.mosaics:
+        return kept
+    shown, sources = mosaics(images, len(images), size, generator, device)
+    return dataclasses.replace(
+        kept, mosaics=_keep(student, shown, config, min(2, config.views), generator, device), sources=sources.to(device)
+    )
+
+
+def _keep(
+    student: _Student,
+    images: Tensor,
+    config: AlignConfig,
+    views: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> _Kept:
     size, pre = (config.image_size, config.image_size), student.backbone.preprocess
     xs, bases = [], []
     grid = student.backbone.vision.grid(*size)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for view in range(config.views):
+    for view in range(views):
         rows_x, rows_base = [], []
         for start in range(0, len(images), 256):
             batch = images[start : start + 256].to(device, non_blocking=True)
@@ -211,8 +235,8 @@ class _Words:
         return self.ids[pick][:, : int(lengths.max())], lengths
 
     def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Positive and negative tags (B, T) of these images."""
-        positive = self.targets[rows]
+        """Positive and negative tags (B, T) of these images (B,), or of pictures that show several each (B, 4)."""
+        positive = self.targets[rows] if rows.ndim == 1 else self.targets[rows].any(1)
         return positive, positive.float() @ self.close == 0
 
 
@@ -275,8 +299,7 @@ def _losses(
     leave_out: float = 0.0,
 ) -> Tensor:
     """Caption loss on global and regions, tag loss on global and regions: (4,)."""
-    base = None if kept.base is None else kept.base[view, rows]
-    image, regions = student.look(Streams(kept.x[view, rows], kept.grid, base))
+    image, regions = student.look(kept.pick(view, rows))
     captions = student.read(*words.captions(rows))
     scale = student.log_scales.exp().clamp(max=200)
     same = torch.arange(len(rows), device=rows.device)
@@ -286,16 +309,39 @@ def _losses(
         logits = cosines * scale[i]
         found.append((F.cross_entropy(logits, same) + F.cross_entropy(logits.T, same)) / 2)
     tags = student.read(words.tag_ids, words.tag_lengths)
-    positive, negative = words.masks(rows)
+    found += _tag_losses(image, regions, tags, scale[2:], words.masks(rows), config, leave_out)
+    count = round(config.mosaics * len(rows))
+    if kept.mosaics is not None and kept.sources is not None and count:
+        rows = torch.randint(len(kept.sources), (count,), device=rows.device)
+        view = torch.randint(len(kept.mosaics.x), (count,), device=rows.device)
+        image, regions = student.look(kept.mosaics.pick(view, rows))
+        masks = words.masks(kept.sources[rows])
+        more = _tag_losses(image, regions, tags, scale[2:], masks, config, leave_out)
+        found[2:] = [a + config.mosaics * b for a, b in zip(found[2:], more, strict=True)]
+    return torch.stack(found)
+
+
+def _tag_losses(
+    image: Tensor,
+    regions: Tensor,
+    tags: Tensor,
+    scales: Tensor,
+    masks: tuple[Tensor, Tensor],
+    config: AlignConfig,
+    leave_out: float,
+) -> list[Tensor]:
+    """Tag loss on global features (B, D) and on regions (B, M, D)."""
+    positive, negative = masks
     pooled = log_mean_exp(_region_cosines(regions, tags), config.beta, 1)
-    for i, cosines in enumerate((image @ tags.T, pooled)):
-        logits = cosines * scale[2 + i]
+    found = []
+    for cosines, scale in zip((image @ tags.T, pooled), scales, strict=True):
+        logits = cosines * scale
         loss = contrast(logits, positive, negative, leave_out=leave_out)  # which tags of this image
         if config.tag_across:  # which images of this tag: what ranks images for a label
             across = contrast(logits.T, positive.T, negative.T, even=config.even_tags, leave_out=leave_out)
             loss = torch.lerp(loss, across, config.tag_across)
         found.append(loss)
-    return torch.stack(found)
+    return found
 
 
 def _region_cosines(regions: Tensor, texts: Tensor) -> Tensor:

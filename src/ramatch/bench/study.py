@@ -17,12 +17,13 @@ from ..config import preset
 from ..data.annotations import Annotations
 from ..errors import RamatchError
 from ..evaluate.metrics import at_k, mean_ap
+from ..model._fast_path import FastOutput
 from ..model.ram import RAM
 from ..train.assemble import find_data, load_frozen, read_split
 from ..train.config import build
 from ..train.distributed import pick_device
 from ..train.evaluation import read_test
-from ..train.kept import FitConfig, Kept, collect, fit, keep
+from ..train.kept import FitConfig, Kept, collect, fit, keep, with_mosaics
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,34 @@ class Variant:
     views: int = 3
 
 
-_OURS = FitConfig(epochs=3, batch_size=256, lr=1e-3, lr_prompts=1e-2, lr_tau=5e-4, ema=0.99, clip=0)
-_SIGMOID = replace(_OURS, loss="sigmoid", clip=1.0)
-_ALIGNED = replace(_SIGMOID, epochs=4)
+_OURS = FitConfig(epochs=3, batch_size=256, lr=1e-3, lr_prompts=1e-2, lr_tau=5e-4, ema=0.99, loss="sigmoid", clip=1.0)
+_MMC = replace(_OURS, loss="mmc", clip=0)
+_ALIGNED = replace(_OURS, epochs=4, batch_size=64, lr=5e-4, lr_tau=2.5e-4, ema=0.995)
+_HALF = {"max_weight": 0.5}  # what the ablation changes one thing of
+_WHOLE = {"max_weight": 0.5, "tss_share": 1.0}
 VARIANTS: dict[str, Variant] = {
     "reference": Variant("reference", {"pixels": "backbone"}, FitConfig(clip=0), views=2),
     "ramatch": Variant("ramatch", fit=_OURS),
-    "ramatch-6": Variant("ramatch", fit=replace(_OURS, epochs=6)),
-    "reweight": Variant("ramatch", {"matcher": "reweight", "max_weight": 0.0}, _OURS),
+    "half": Variant("ramatch", _HALF, _OURS),
     "kcot": Variant("ramatch", {"max_weight": 0.0}, _OURS),
-    "sigmoid": Variant("ramatch", fit=_SIGMOID),
-    "sigmoid-reweight": Variant("ramatch", {"matcher": "reweight"}, _SIGMOID),
-    "no-tkt": Variant("ramatch", {"tkt": False}, _OURS),
+    "reweight": Variant("ramatch", _HALF | {"matcher": "reweight"}, _OURS),
+    "average": Variant("ramatch", {"matcher": "average", "max_weight": 0.0}, _OURS),
+    "no-tkt": Variant("ramatch", _HALF | {"tkt": False}, _OURS),
+    "no-ema": Variant("ramatch", _HALF, replace(_OURS, ema=0.0)),
+    "smooth": Variant("ramatch", _HALF, replace(_OURS, loss="sigmoid-smooth")),
+    "tau": Variant("ramatch", _HALF | {"tau_global": 0.02, "tau_region": 0.02}, _OURS),
+    "unscaled": Variant("ramatch", _HALF | {"plan_scale": "one", "tau_region": 2e-3, "best_share": 0.0}, _OURS),
+    "mosaics": Variant("ramatch", _HALF, replace(_OURS, mosaics=0.5)),
+    "mmc": Variant("ramatch", _WHOLE, _MMC),
+    "mmc-6": Variant("ramatch", _WHOLE, replace(_MMC, epochs=6)),
+    "mmc-reweight": Variant("ramatch", _WHOLE | {"matcher": "reweight", "max_weight": 0.0}, _MMC),
+    "mmc-no-tkt": Variant("ramatch", _WHOLE | {"tkt": False}, _MMC),
     "aligned": Variant("aligned", fit=_ALIGNED),
     "aligned-kcot": Variant("aligned", {"max_weight": 0.0}, _ALIGNED),
     "aligned-reweight": Variant("aligned", {"matcher": "reweight"}, _ALIGNED),
     "aligned-average": Variant("aligned", {"matcher": "average", "max_weight": 0.0}, _ALIGNED),
     "aligned-no-ema": Variant("aligned", fit=replace(_ALIGNED, ema=0.0)),
     "aligned-mmc": Variant("aligned", fit=replace(_ALIGNED, loss="mmc")),
-    "average": Variant("ramatch", {"matcher": "average", "max_weight": 0.0}, _OURS),
 }
 
 
@@ -95,27 +105,31 @@ def study(
     pictures = {p: load_pixels(test.records, own.preprocess.size) for p, test in tests.items()}
     rows = []
     kept: dict[str, Kept] = {}  # of one kind of stem: tens of gigabytes on a real set
+    targets = train.targets()
     stem: tuple[Any, ...] = ()
     for name in variants:
         variant = VARIANTS[name]
         settings, count = build(FitConfig, vars(variant.fit) | changes), views or variant.views
         config = preset(variant.preset, **variant.ram)
         fields = ("adapted_layers", "saa_layers", "tss", "tss_input", "pixels")
-        wanted = (count, config.visual_prompts > 0, *(getattr(config, field) for field in fields))
+        wanted = (count, settings.mosaics, config.visual_prompts > 0, *(getattr(config, field) for field in fields))
         for seed in seeds:
             torch.manual_seed(seed)
             ram = RAM(own, config).to(own.device)
             if wanted != stem:  # variants that differ further up share their stems, and so do seeds
                 kept.clear()
-                kept["train"] = keep(ram, pixels, count)
+                share, size = settings.mosaics, own.preprocess.size
+                shown, targets = with_mosaics(pixels, train.targets(), share, size, device=own.device)
+                kept["train"] = keep(ram, shown, count)
                 kept |= {protocol: keep(ram, found) for protocol, found in pictures.items()}
                 stem = wanted
-            log = fit(ram, kept["train"], train.targets(), train.classes, settings, seed)
+            log = fit(ram, kept["train"], targets, train.classes, settings, seed)
             row: dict[str, Any] = {"variant": name, "seed": seed, "seconds": log["seconds"], "scores": {}}
             for protocol, test in tests.items():
                 found = collect(ram, kept[protocol], test.classes)
                 truth = test.targets().numpy()
-                for rule, scores in score_rules(found, ram.tau_global.item(), ram.tau_region.item()).items():
+                rules = score_rules(found, ram.tau_global.item(), ram.tau_region.item())
+                for rule, scores in ({"own": own_score(ram, found)} | rules).items():
                     values = {
                         "mAP": 100 * mean_ap(scores.numpy(), truth),
                         "F1@3": 100 * at_k(scores.numpy(), truth, 3).f1,
@@ -132,6 +146,15 @@ def _some(data: Annotations, count: int | None) -> Annotations:
     if count is None:
         return data
     return data.subset(sorted(stable_order([record.key for record in data.records], "ablation")[:count]))
+
+
+def own_score(ram: RAM, features: Tensor) -> Tensor:
+    """The score (n, N) that the model's own settings make of features (n, N, 3)."""
+    image, region, best = features.unbind(-1)
+    if ram.config.plan_scale == "one":
+        region = region / region.shape[1]
+    with torch.no_grad():
+        return ram.score(FastOutput(region, region, image, best)).cpu()  # type: ignore[arg-type]  # it reads these three
 
 
 def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tensor]:
@@ -151,6 +174,8 @@ def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tenso
         "g+r": g + r,
         "g+m": g + m,
         "g+r+m": g + (r + m) / 2,
+        "2g+3r": 2 * g + 3 * r,
+        "2g+3m": 2 * g + 3 * m,
         "joint-r": (100 * (g + r) / 2).softmax(-1),
         "joint-m": (100 * (g + m) / 2).softmax(-1),
         "partial-r": partial(g + r),

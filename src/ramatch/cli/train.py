@@ -57,6 +57,9 @@ def add_verbs(verbs: Any) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument(
+        "settings", nargs="*", metavar="name=value", help="of matching and scores, for this test, e.g. score=partial"
+    )
     parser.set_defaults(run=run_eval)
 
     parser = verbs.add_parser("calibrate", help="turn scores into probabilities, on held-out data")
@@ -146,16 +149,22 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
+    from ..config import AT_TEST
+    from ..errors import RamatchError
     from ..files import write_json
     from ..train import evaluate_all
+    from ..train.recipes import named_values
 
     if arguments.localise:
+        if arguments.settings:
+            raise RamatchError(f"'{arguments.settings[0]}': settings are for scores; --localise takes --matcher")
         return _localise(arguments)
     reports = evaluate_all(
         arguments.model, arguments.data, arguments.protocol,
         scores=("model", "image", "region", "best") if arguments.all_scores else ("model",), split=arguments.split,
         images_root=arguments.images_root, classes=arguments.classes, seen=arguments.seen, unseen=arguments.unseen,
-        matcher=arguments.matcher, label_features=arguments.label_features, backbone=arguments.backbone,
+        matcher=arguments.matcher, settings=named_values(arguments.settings, AT_TEST),
+        label_features=arguments.label_features, backbone=arguments.backbone,
         preset=arguments.preset, device=arguments.device, precision=arguments.precision, batch_size=arguments.batch_size,
         workers=arguments.workers, progress=sys.stderr.isatty(),
     )  # fmt: skip

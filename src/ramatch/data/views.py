@@ -1,4 +1,4 @@
-"""Random crops and flips of a whole batch on its device: one bilinear look-up instead of a loop over images."""
+"""Random crops and flips of a whole batch on its device (one bilinear look-up instead of a loop over images), and mosaics."""
 
 from __future__ import annotations
 
@@ -34,3 +34,24 @@ def random_views(images: Tensor, size: tuple[int, int], generator: torch.Generat
     theta = theta.to(images.device)
     grid = F.affine_grid(theta, [len(images), 3, *size], align_corners=False)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def mosaics(
+    images: Tensor, count: int, size: tuple[int, int], generator: torch.Generator, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """`count` pictures of four random images each, two by two: small things in crowded scenes, with the labels of all four.
+
+    images uint8 (n, 3, h, w) → uint8 (count, 3, H, W) where they are, and which images they show (count, 4). `device`: where
+    the resizing is done.
+    """
+    sources = torch.randint(len(images), (count, 4), generator=generator)
+    height, width = size[0] // 2, size[1] // 2
+    out = images.new_empty(count, 3, *size)
+    for start in range(0, count, 256):
+        chunk = slice(start, start + 256)
+        for place, (top, left) in enumerate(((0, 0), (0, width), (height, 0), (height, width))):
+            cell = (size[0] - height if top else height, size[1] - width if left else width)
+            chosen = images[sources[chunk, place].to(images.device)]
+            shown = plain_views(chosen if device is None else chosen.to(device), cell)
+            out[chunk, :, top : top + cell[0], left : left + cell[1]] = shown.round().to(torch.uint8)
+    return out, sources

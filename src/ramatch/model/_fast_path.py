@@ -106,7 +106,7 @@ class FastPath:
             raise RamatchError("FastRAM: the vision tower has post-LN layers, which only RAM itself runs")
         self.ram, self.config, self.device = ram, c, own.device
         self.dtype, self.fine, self.workspace_mb, self.tol = dtype, fine, workspace_mb, tol
-        self.fused, self.best = fused and c.matcher in FUSED, best or c.max_weight > 0
+        self.fused, self.best = fused and c.matcher in FUSED, best or c.max_weight > 0 or c.best_share > 0
         self.side = tower.config.patch
         self.patch = fold_patches(tower, ram.preprocess, dtype)
         self.stem = fold_norm(tower.stem, dtype) if isinstance(tower.stem, torch.nn.LayerNorm) else None
@@ -268,7 +268,7 @@ class FastPath:
             region = torch.lerp(region, best, self.config.max_weight)
         if self.config.plan_scale == "one":
             region = region / len(vocabulary.units)
-        scores = self.ram.score(FastOutput(region, region, image))  # type: ignore[arg-type]  # it reads these two
+        scores = self.ram.score(FastOutput(region, region, image, best))  # type: ignore[arg-type]  # it reads these three
         return FastOutput(scores, region, image, best)
 
     def match(self, regions: Tensor, units: Tensor) -> tuple[Tensor, Tensor | None]:

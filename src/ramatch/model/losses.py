@@ -56,16 +56,17 @@ def ranking(logits: Tensor, targets: Tensor, *, margin: float = 1.0) -> Tensor:
     return (gaps * (positive[:, :, None] & negative[:, None, :])).sum() / max(len(logits), 1)
 
 
-def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
+def sigmoid(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """Every pair on its own (Zhai et al., 2023), per positive: positives do not compete with each other, nor labels with labels.
 
     The bias that cross-entropy wants here is the one at which as many are expected as are there; it is found for each
     batch by bisection instead of being learned (no gradient flows through it: at that point its own is zero).
+    `smoothing`: the probability with which an absent label is there after all, for annotations that miss some.
     """
     logits = logits.float()
     positive, known = targets > 0, targets >= 0
     with torch.no_grad():
-        there = positive.sum().clamp(min=0.5).float()
+        there = (positive + smoothing * (known & ~positive)).sum().clamp(min=0.5).float()
         low, high = (-logits.amax() - 30).double(), (-logits.amin() + 30).double()
         for _ in range(40):
             middle = (low + high) / 2
@@ -73,7 +74,8 @@ def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
             low, high = torch.where(more, low, middle), torch.where(more, middle, high)
         bias = ((low + high) / 2).float()
     shifted = logits + bias
-    losses = torch.where(positive, F.softplus(-shifted), F.softplus(shifted)).masked_fill(~known, 0.0)
+    absent = F.softplus(shifted) if not smoothing else F.softplus(shifted) - smoothing * shifted
+    losses = torch.where(positive, F.softplus(-shifted), absent).masked_fill(~known, 0.0)
     return losses.sum() / positive.sum().clamp(min=1)
 
 
@@ -83,4 +85,5 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "asl": asl,
     "ranking": ranking,
     "sigmoid": sigmoid,
+    "sigmoid-smooth": lambda logits, targets: sigmoid(logits, targets, smoothing=0.01),
 }

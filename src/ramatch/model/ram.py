@@ -60,7 +60,7 @@ class RAM(nn.Module):
         self.region_set = RegionSet(backbone, config)
         self.label_set = LabelSet(backbone, config)
         self.tau_global = nn.Parameter(torch.tensor(config.tau_global or 1 / backbone.logit_scale))
-        self.tau_region = nn.Parameter(torch.tensor(config.tau_region))
+        self.tau_region = nn.Parameter(torch.tensor(config.tau_region or 1 / backbone.logit_scale))
 
     @property
     def preprocess(self) -> Preprocess:
@@ -145,12 +145,16 @@ class RAM(nn.Module):
 
     def score(self, output: Output) -> Tensor:
         """One number per image and label (B, N), for ranking: see `RAMConfig.score`."""
-        if self.config.score == "cosine":
-            return (output.region + output.image) / 2
-        if self.config.score == "partial":
-            # between cosine and softmax: half of what all labels of the image have in common is taken off
-            mean = (output.region + output.image) * (self.backbone.logit_scale / 2)
-            return mean - 0.5 * mean.logsumexp(-1, keepdim=True)
+        if self.config.score in ("cosine", "partial"):
+            region = output.region
+            if self.config.best_share:
+                region = torch.lerp(region, output.best, self.config.best_share)
+            mean = torch.lerp(output.image, region, self.config.region_share)
+            if self.config.score == "cosine":
+                return mean
+            # between cosine and softmax: a part of what all labels of the image have in common is taken off
+            mean = mean * (self.backbone.logit_scale / 2)
+            return mean - self.config.partial_share * mean.logsumexp(-1, keepdim=True)
         region, image = output.region / self.tau_region, output.image / self.tau_global
         if self.config.score == "joint":
             return ((region + image) / 2).softmax(-1)

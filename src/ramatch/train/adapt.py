@@ -29,7 +29,7 @@ from ..model.ram import RAM
 from .assemble import find_data, load_frozen, read_split
 from .config import build
 from .distributed import pick_device
-from .kept import FitConfig, fit, keep
+from .kept import FitConfig, fit, keep, with_mosaics
 from .recipes import named_values
 
 
@@ -99,8 +99,9 @@ def adapt(
     """Train adapters on uint8 images (n, 3, h, w) with broad targets and write a model folder."""
     torch.manual_seed(seed)
     model = RAM(backbone, ram).to(backbone.device)
+    pixels, targets = with_mosaics(pixels, broad.targets, config.mosaics, model.preprocess.size, seed, backbone.device)
     kept = keep(model, pixels, views, seed=seed)
-    log = fit(model, kept, broad.targets.float(), list(broad.names), config, seed)
+    log = fit(model, kept, targets.float(), list(broad.names), config, seed)
     model.background = tuple(background)
     save_ram(model.eval(), out, with_backbone=with_backbone, half=True)
     return log

@@ -95,7 +95,11 @@ def calibrate(
     calibrator = Calibrator.fit(fit.features, fit.targets, fit.labels, settings=settings, feature_names=FEATURES)
     notes.insert(0, f"fitted on {len(fit.keys):,} images and {len(fit.labels):,} labels")
     report = calibrator.report(
-        shown.features, shown.targets, seen, classes=shown.labels, before=np.clip(shown.scores, 0, 1)
+        shown.features,
+        shown.targets,
+        seen,
+        classes=shown.labels,
+        before=np.clip(shown.features[..., :2].mean(-1), 0, 1),
     )
     target = folder / "calibration.json"
     files.write_json(target, calibrator.to_dict())

@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import RAMConfig
+from ..config import AT_TEST, RAMConfig
 from ..data.annotations import Annotations
 from ..data.benchmarks import read_protocol
 from ..data.records import read_annotations, read_classes
@@ -212,6 +213,7 @@ def evaluate_all(
     seen: Sequence[str] | str | None = None,
     unseen: Sequence[str] | str | None = None,
     matcher: str | None = None,
+    settings: dict[str, Any] | None = None,
     label_features: str | Path | None = None,
     backbone: str | None = None,
     preset: str | RAMConfig = "ramatch",
@@ -228,7 +230,8 @@ def evaluate_all(
 ) -> dict[str, Report]:
     """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
 
-    "model" ranks by probability where the model is calibrated, by its own score otherwise.
+    "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of RAMConfig
+    that only matter when a model is used (AT_TEST), to be changed for this test; it then ranks by its score in any case.
     `preset` and `image_size` are for a plain CLIP. `fast`: see `collect_scores`. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU.
     """
     test = data if isinstance(data, TestSet) else read_test(
@@ -243,9 +246,13 @@ def evaluate_all(
             precision=precision,
         )  # fmt: skip
         ram, calibrator = loaded.ram, loaded.calibrator
-    own = ram.config
+    own, changes = ram.config, dict(settings or {})
+    if unknown := sorted(set(changes) - set(AT_TEST)):
+        raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(AT_TEST)} only")
+    if changes:
+        calibrator = None
     try:
-        ram.config = own if matcher is None else own.replace(matcher=matcher)
+        ram.config = own.replace(**changes | ({} if matcher is None else {"matcher": matcher}))
         found = collect_scores(ram, test.annotations, batch_size=batch_size, workers=workers, images=images,
                                progress=progress, what=f"{test.protocol}", fast=fast)  # fmt: skip
     finally:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.views import plain_views, random_views
+from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
 from ..model.losses import LOSSES
 from ..model.ram import RAM, Labels
@@ -38,11 +38,12 @@ class FitConfig:
     loss: str = "mmc"
     clip: float = 1.0  # of the gradient's norm; 0: none
     views: tuple[int, ...] = ()  # which kept views to draw from; empty: all
+    mosaics: float = 0.0  # pictures of four images each, with the labels of all four, for each image
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
             raise RamatchError("epochs and batch_size must be at least 1")
-        for name in ("lr", "lr_prompts", "lr_tau", "weight_decay", "warmup", "clip"):
+        for name in ("lr", "lr_prompts", "lr_tau", "weight_decay", "warmup", "clip", "mosaics"):
             if not getattr(self, name) >= 0:
                 raise RamatchError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.ema < 1:
@@ -79,6 +80,26 @@ class Kept:
         return Streams(
             self.x[view, rows], self.grid, of(self.base), of(self.found), tuple(t[view, rows] for t in self.taps)
         )
+
+
+def with_mosaics(
+    pixels: Tensor,
+    targets: Tensor,
+    share: float,
+    size: tuple[int, int],
+    seed: int = 0,
+    device: torch.device | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Images and targets (1 present, 0 absent, −1 not known), followed by `share` times as many mosaics."""
+    count = round(share * len(pixels))
+    if not count:
+        return pixels, targets
+    shown, sources = mosaics(pixels, count, size, torch.Generator().manual_seed(seed), device)
+    if shown.shape[-2:] != pixels.shape[-2:]:
+        pixels = torch.cat([plain_views(chunk, size).round().to(torch.uint8) for chunk in pixels.split(256)])
+    four = targets[sources.to(targets.device)]
+    joined = torch.where((four > 0).any(1), 1, four.amin(1))  # known to be absent only where all four say so
+    return torch.cat([pixels, shown]), torch.cat([targets, joined.to(targets.dtype)])
 
 
 @torch.no_grad()
