@@ -351,6 +351,15 @@ def test_captions_and_labels_of_different_images(tmp_path):
     assert (report["images"], report["captioned"], report["labelled"]) == (18, 12, 6)
 
 
+def test_the_last_input_of_tss_is_not_kept_twice():
+    ram, pixels = tiny_ram("ramatch", visual_prompts=0, saa_layers=0), pictures()
+    kept = keep(ram, pixels, views=2)
+    assert kept.taps[-1].data_ptr() == kept.x[:, :, 1:].data_ptr()
+    assert len({tap.untyped_storage().data_ptr() for tap in kept.taps}) == len(kept.taps) == 2
+    before = keep(tiny_ram("ramatch", visual_prompts=0, tss_input="before"), pixels)
+    assert all(tap.untyped_storage().data_ptr() != before.x.untyped_storage().data_ptr() for tap in before.taps)
+
+
 # ------------------------------------------------------------------------------------------------------- mosaics
 
 

@@ -42,6 +42,10 @@ def test_rules_are_the_scores_of_the_model(tiny: Path):
         own = torch.as_tensor(collect_scores(ram, test, workers=0, progress=False).scores)
         found = own_score(ram, collect(ram, keep(ram, pixels), test.classes))
         torch.testing.assert_close(found, own.to(found.dtype), rtol=1e-4, atol=1e-5)
+        kept = collect(ram, keep(ram, pixels), test.classes)
+        same = own_score(ram, kept, ram.config.score)
+        assert torch.equal(same, own_score(ram, kept))
+        assert not torch.equal(own_score(ram, kept, "joint"), same)
 
 
 def test_study_trains_and_compares(

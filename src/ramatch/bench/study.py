@@ -129,7 +129,8 @@ def study(
                 found = collect(ram, kept[protocol], test.classes)
                 truth = test.targets().numpy()
                 rules = score_rules(found, ram.tau_global.item(), ram.tau_region.item())
-                for rule, scores in ({"own": own_score(ram, found)} | rules).items():
+                rules |= {"own": own_score(ram, found), "own-partial": own_score(ram, found, "partial")}
+                for rule, scores in rules.items():
                     values = {
                         "mAP": 100 * mean_ap(scores.numpy(), truth),
                         "F1@3": 100 * at_k(scores.numpy(), truth, 3).f1,
@@ -148,13 +149,18 @@ def _some(data: Annotations, count: int | None) -> Annotations:
     return data.subset(sorted(stable_order([record.key for record in data.records], "ablation")[:count]))
 
 
-def own_score(ram: RAM, features: Tensor) -> Tensor:
-    """The score (n, N) that the model's own settings make of features (n, N, 3)."""
+def own_score(ram: RAM, features: Tensor, score: str | None = None) -> Tensor:
+    """The score (n, N) that the model's own settings (with another `score`) make of features (n, N, 3)."""
     image, region, best = features.unbind(-1)
     if ram.config.plan_scale == "one":
         region = region / region.shape[1]
-    with torch.no_grad():
-        return ram.score(FastOutput(region, region, image, best)).cpu()  # type: ignore[arg-type]  # it reads these three
+    own = ram.config
+    try:
+        ram.config = own if score is None else own.replace(score=score)
+        with torch.no_grad():
+            return ram.score(FastOutput(region, region, image, best)).cpu()  # type: ignore[arg-type]  # it reads these three
+    finally:
+        ram.config = own
 
 
 def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tensor]:

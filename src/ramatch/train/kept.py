@@ -54,7 +54,8 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class Kept:
-    """Stems of n images in v views, on the device: x (v, n, 1+M, W), base (v, n, M, W) or None, found, taps."""
+    """Stems of n images in v views, on the device: x (v, n, 1+M, W), base (v, n, M, W) or None, found, taps (the last one may be a
+    view of x)."""
 
     grid: tuple[int, int]
     x: Tensor
@@ -109,6 +110,7 @@ def keep(ram: RAM, pixels: Tensor, views: int = 1, *, crop: float = 0.5, seed: i
     half = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(seed)
     stores: dict[str, Tensor] = {}
+    last = False
     grid = ram.backbone.vision.grid(*ram.preprocess.size)
 
     def put(name: str, view: int, start: int, value: Tensor | None) -> None:
@@ -130,10 +132,14 @@ def keep(ram: RAM, pixels: Tensor, views: int = 1, *, crop: float = 0.5, seed: i
             put("x", view, start, stem.x)
             put("base", view, start, stem.base)
             put("found", view, start, stem.found)
-            for i, tap in enumerate(stem.taps):
+            # where TSS reads the tower's output, its last input is the main stream's patches: nothing to keep twice
+            last = bool(stem.taps) and stem.taps[-1].data_ptr() == stem.x[:, 1:].data_ptr()
+            for i, tap in enumerate(stem.taps[: len(stem.taps) - last]):
                 put(f"tap{i}", view, start, tap)
-    taps = tuple(stores[f"tap{i}"] for i in range(sum(name.startswith("tap") for name in stores)))
-    return Kept(grid, stores["x"], stores.get("base"), stores.get("found"), taps)
+    taps = [stores[f"tap{i}"] for i in range(sum(name.startswith("tap") for name in stores))]
+    if last:
+        taps.append(stores["x"][:, :, 1:])
+    return Kept(grid, stores["x"], stores.get("base"), stores.get("found"), tuple(taps))
 
 
 def fit(ram: RAM, kept: Kept, targets: Tensor, labels: Sequence[str], config: FitConfig, seed: int) -> dict[str, Any]:
