@@ -297,7 +297,7 @@ class Recognizer:
             ranking = probabilities
         else:
             probabilities = self._relative(output).float().cpu().numpy()
-            ranking = self.ram.score(output).float().cpu().numpy()  # type: ignore[arg-type]  # it reads region, image and best
+            ranking = self.ram.score(output).float().cpu().numpy()
         plan = similarities = marginal = None
         if whole is not None:
             plan = (whole.match.plan / whole.mass).float().cpu().numpy()

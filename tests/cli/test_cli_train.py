@@ -109,6 +109,7 @@ def test_eval_with_other_settings_of_the_score(ramatch, world, tmp_path):
     assert measured() == own
     ramatch("eval", *options, "tss=false").refused("tss=false", "region_share")
     ramatch("eval", *options, "best_share=2").refused("best_share", "[0, 1]")
+    ramatch("eval", *options, "region_share=half").refused("region_share", "a number", "half")
     ramatch("eval", *options, "--localise", "score=cosine").refused("score=cosine", "--matcher")
 
 

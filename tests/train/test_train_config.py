@@ -6,7 +6,7 @@ import pytest
 
 from ramatch.data.benchmarks import BENCHMARKS
 from ramatch.errors import RamatchError
-from ramatch.train.config import FREE_ON_RESUME, DataConfig, TrainConfig, differences
+from ramatch.train.config import FREE_ON_RESUME, DataConfig, ModelConfig, TrainConfig, differences
 from ramatch.train.recipes import dump_config, list_recipes, load_recipe, parse_value
 
 
@@ -136,3 +136,10 @@ def test_values_from_the_command_line() -> None:
         [1],
         "",
     ]
+
+
+def test_settings_of_ram_are_brought_to_their_types():
+    assert ModelConfig(ram={"max_weight": 1, "templates": ["{}"]}).ram_config().templates == ("{}",)
+    for wrong in ({"max_weight": "half"}, {"lpd": "perhaps"}, {"templates": 3}):
+        with pytest.raises(RamatchError, match=next(iter(wrong))):
+            ModelConfig(ram=wrong)

@@ -154,13 +154,8 @@ def own_score(ram: RAM, features: Tensor, score: str | None = None) -> Tensor:
     image, region, best = features.unbind(-1)
     if ram.config.plan_scale == "one":
         region = region / region.shape[1]
-    own = ram.config
-    try:
-        ram.config = own if score is None else own.replace(score=score)
-        with torch.no_grad():
-            return ram.score(FastOutput(region, region, image, best)).cpu()  # type: ignore[arg-type]  # it reads these three
-    finally:
-        ram.config = own
+    with torch.no_grad():
+        return ram.score(FastOutput(region, region, image, best), score).cpu()
 
 
 def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tensor]:

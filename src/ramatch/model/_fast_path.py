@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -268,8 +268,8 @@ class FastPath:
             region = torch.lerp(region, best, self.config.max_weight)
         if self.config.plan_scale == "one":
             region = region / len(vocabulary.units)
-        scores = self.ram.score(FastOutput(region, region, image, best))  # type: ignore[arg-type]  # it reads these three
-        return FastOutput(scores, region, image, best)
+        found = FastOutput(region, region, image, best)
+        return replace(found, scores=self.ram.score(found))
 
     def match(self, regions: Tensor, units: Tensor) -> tuple[Tensor, Tensor | None]:
         """s_R (B, N) of regions (B, M, D), for a plan scaled by N, and each label's best region (B, N) if wanted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,17 @@ class Output:
     @property
     def best(self) -> Tensor:
         return self.sim.amax(1)
+
+
+class Scored(Protocol):
+    """What a score is made of: s_R, s_G and, where the settings ask for it, each label's best region; (B, N) each."""
+
+    @property
+    def region(self) -> Tensor: ...
+    @property
+    def image(self) -> Tensor: ...
+    @property
+    def best(self) -> Tensor | None: ...
 
 
 class RAM(nn.Module):
@@ -143,19 +155,21 @@ class RAM(nn.Module):
         region, image = output.region / self.tau_region, output.image / self.tau_global
         return function(region, targets, **options) + function(image, targets, **options)
 
-    def score(self, output: Output) -> Tensor:
-        """One number per image and label (B, N), for ranking: see `RAMConfig.score`."""
-        if self.config.score in ("cosine", "partial"):
+    def score(self, output: Scored, rule: str | None = None) -> Tensor:
+        """One number per image and label (B, N), for ranking: see `RAMConfig.score`, which `rule` replaces."""
+        rule = rule or self.config.score
+        if rule in ("cosine", "partial"):
             region = output.region
             if self.config.best_share:
+                assert output.best is not None
                 region = torch.lerp(region, output.best, self.config.best_share)
             mean = torch.lerp(output.image, region, self.config.region_share)
-            if self.config.score == "cosine":
+            if rule == "cosine":
                 return mean
             # between cosine and softmax: a part of what all labels of the image have in common is taken off
             mean = mean * (self.backbone.logit_scale / 2)
             return mean - self.config.partial_share * mean.logsumexp(-1, keepdim=True)
         region, image = output.region / self.tau_region, output.image / self.tau_global
-        if self.config.score == "joint":
+        if rule == "joint":
             return ((region + image) / 2).softmax(-1)
         return (region.softmax(-1) + image.softmax(-1)) / 2

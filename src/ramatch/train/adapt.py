@@ -27,7 +27,7 @@ from ..model.backbone import Backbone
 from ..model.io import save_ram
 from ..model.ram import RAM
 from .assemble import find_data, load_frozen, read_split
-from .config import build
+from .config import build, ram_settings
 from .distributed import pick_device
 from .kept import FitConfig, fit, keep, with_mosaics
 from .recipes import named_values
@@ -192,5 +192,4 @@ def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[FitC
     changes: dict[bool, dict[str, Any]] = {True: {}, False: {}}
     for name, value in named_values(overrides, sorted(fit_names | ram_names)).items():
         changes[name in fit_names][name] = value
-    typed = build(RAMConfig, changes[False])  # brings text to each field's type, or says what is wrong
-    return build(FitConfig, changes[True]), preset(base, **{name: getattr(typed, name) for name in changes[False]})
+    return build(FitConfig, changes[True]), preset(base, **ram_settings(changes[False]))

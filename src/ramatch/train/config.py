@@ -36,7 +36,7 @@ class ModelConfig:
         self.ram_config()  # raises for an unknown preset or setting
 
     def ram_config(self) -> RAMConfig:
-        return preset(self.preset, **self.ram)
+        return preset(self.preset, **ram_settings(self.ram))
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,12 @@ def build(cls: type[T], values: Any, where: str = "") -> T:
         if key not in hints:
             raise RamatchError(f"unknown setting '{where}{key}'; known: {', '.join(where + name for name in hints)}")
     return cls(**{key: _coerce(value, hints[key], where + key) for key, value in values.items()})
+
+
+def ram_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Some settings of RAM, each brought to its field's type; an error names what is wrong."""
+    typed = build(RAMConfig, values)
+    return {name: getattr(typed, name) for name in values}
 
 
 def set_key(values: dict[str, Any], dotted: str, value: Any) -> None:

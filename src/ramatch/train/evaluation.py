@@ -24,6 +24,7 @@ from ..model.ram import RAM, Output
 from ..recognizer import PATIENCE, Recognizer
 from .assemble import DTYPES, find_data
 from .batches import ImageCache, image_loader, unguarded
+from .config import ram_settings
 from .distributed import pick_device
 from .log import Progress
 
@@ -246,9 +247,9 @@ def evaluate_all(
             precision=precision,
         )  # fmt: skip
         ram, calibrator = loaded.ram, loaded.calibrator
-    own, changes = ram.config, dict(settings or {})
-    if unknown := sorted(set(changes) - set(AT_TEST)):
+    if unknown := sorted(set(settings or ()) - set(AT_TEST)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(AT_TEST)} only")
+    own, changes = ram.config, ram_settings(settings or {})
     if changes:
         calibrator = None
     try:
