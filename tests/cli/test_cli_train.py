@@ -279,6 +279,7 @@ def test_align_then_adapt_then_tag(ramatch, tmp_path):
     assert 0 < report["tags"] < 8  # eight were mined, some are labels already
     written = json.loads((mini / "adapt.json").read_text())
     assert written["settings"]["fit"]["lr"] == 0.001
+    assert (written["settings"]["fit"]["focus"], written["settings"]["omitted"]) == (1.0, 1.0)
     assert written["settings"]["ram"]["visual_prompts"] == 2
     shutil.rmtree(aligned)  # the folder stands alone
     found = ramatch("tag", data / "images", "--labels", "red,blue,square", "--model", mini, "--device", "cpu",
@@ -288,5 +289,6 @@ def test_align_then_adapt_then_tag(ramatch, tmp_path):
     ramatch("adapt", "--backbone", mini, "--out", mini, *fixed).refused("not an empty folder")
     ramatch("adapt", "--backbone", mini, "--out", tmp_path / "new", *fixed, "speed=1").refused("speed=1", "epochs")
     ramatch("adapt", "--backbone", mini, "--out", tmp_path / "new", *fixed, "--exclude", "none.txt").refused("none.txt")
+    ramatch("adapt", "--backbone", mini, "--out", tmp_path / "new", *fixed, "--omitted=-1").refused("omitted", "-1")
     ramatch("adapt", "--backbone", mini, "--out", tmp_path / "new").refused("--captions")
     assert not (tmp_path / "new").exists()

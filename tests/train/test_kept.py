@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from ramatch.data.views import mosaics, plain_views, random_views
 from ramatch.errors import RamatchError
 from ramatch.model.io import save_backbone
 from ramatch.model.ram import RAM
-from ramatch.train.adapt import adapt_folder, broad_targets, settings_from
+from ramatch.train.adapt import ADAPT, BroadTargets, adapt_folder, broad_targets, leave_open, settings_from
 from ramatch.train.kept import FitConfig, collect, fit, keep, with_mosaics
 
 LABELS = ["cat", "dog", "red kite", "traffic light"]
@@ -166,7 +167,7 @@ def test_the_weights_end_as_their_average():
 
 
 def test_settings_of_a_fit_are_checked():
-    for wrong in ({"epochs": 0}, {"batch_size": 0}, {"lr": -1.0}, {"ema": 1.0}, {"loss": "hinge"}):
+    for wrong in ({"epochs": 0}, {"batch_size": 0}, {"lr": -1.0}, {"ema": 1.0}, {"loss": "hinge"}, {"focus": -1.0}):
         with pytest.raises(RamatchError, match=next(iter(wrong))):
             FitConfig(**wrong)
     ram = tiny_ram()
@@ -175,7 +176,7 @@ def test_settings_of_a_fit_are_checked():
     config, ram_config = settings_from(
         ["epochs=4", "lr=1e-4", "views=[0, 1]", "tss=false", "tau_u=none", 'templates=["{}"]']
     )
-    assert config == FitConfig(epochs=4, lr=1e-4, views=(0, 1))
+    assert config == replace(ADAPT, epochs=4, lr=1e-4, views=(0, 1))
     assert ram_config == preset("aligned", tss=False, tau_u=None, templates=("{}",))
     assert settings_from(["saa_layers=2"], "paper")[1] == preset("paper", saa_layers=2)
     for wrong_text in ("epochs", "speed=3", "epochs=many", "tss=perhaps", "matcher=magic"):
@@ -276,13 +277,60 @@ def test_broad_targets_know_what_each_source_tells():
     assert rows["both"] == {"cat": 1, "dog": 0, "puppy": -1, **tags}
     assert rows["caption"] == {"cat": -1, "dog": 1, "puppy": 1, **tags}  # no caption says that there is no cat
     assert rows["label"] == {"cat": 0, "dog": 1, "puppy": -1, "red": -1, "frisbee": -1, "red frisbee": -1}
-    assert rows["tag"] == {"cat": -1, "dog": 0, "puppy": 0, **tags}
+    assert rows["tag"] == {
+        "cat": -1,
+        "dog": -1,
+        "puppy": 0,
+        **tags,
+    }  # nor that there is no dog: only annotations deny labels
     assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
     far = broad_targets(Words(), keys, captions, labels, min_images=2, ignore_above=0.95)  # type: ignore[arg-type]
-    assert far.targets[keys.index("cap2"), far.names.index("dog")] == 0
+    assert far.targets[keys.index("both"), far.names.index("puppy")] == 0
+    assert broad.labels == far.labels == 2
     few = broad_targets(Words(), keys, captions, labels, min_images=99)  # type: ignore[arg-type]
     assert few.names == ("cat", "dog")
     assert few.targets.tolist() == [[1, 0], [-1, -1], [0, 1], [-1, -1], [-1, -1]]
+
+
+def test_the_likeliest_absences_of_a_tag_are_left_open():
+    ram, pixels = tiny_ram(), pictures(12)
+    kept = keep(ram, pixels)
+    names = ("red", "green", "blue", "yellow")
+    targets = torch.zeros(12, 4, dtype=torch.int8)
+    targets[:3, 2], targets[:8, 3], targets[11, 2] = 1, 1, -1
+    broad = BroadTargets(names, targets, 2)
+    with torch.no_grad():  # adapters that have learned something must not count
+        for parameter in ram.region_set.tss.parameters():
+            parameter.normal_()
+    opened = leave_open(ram, kept, broad, targets, 1.0)
+    assert torch.equal(opened[:, :2], targets[:, :2])  # annotated labels are what they are
+    changed = opened != targets
+    assert (targets[changed] == 0).all()
+    assert (opened[changed] == -1).all()
+    assert changed.sum(0).tolist() == [0, 0, 3, 2]  # as many as there are presences, half of the absences at most
+    bare = RAM(ram.backbone, ram.config.replace(tss=False))
+    found = collect(bare, keep(bare, pixels), names)
+    likely = torch.lerp(found[..., 0], found[..., 2], ram.config.region_share)
+    for tag in (2, 3):
+        absent = targets[:, tag] == 0
+        assert likely[changed[:, tag], tag].min() >= likely[absent & ~changed[:, tag], tag].max() - 1e-3
+    assert (leave_open(ram, kept, broad, targets, 0.4) != targets).sum(0).tolist() == [0, 0, 1, 2]
+
+
+def test_focus_adds_the_loss_of_the_annotated_labels():
+    """The first step's loss with focus is that of all labels, and that of the annotated ones alone on top."""
+    pixels = pictures()
+
+    def first(targets: torch.Tensor, focus: float, annotated: int) -> float:
+        torch.manual_seed(0)
+        ram = tiny_ram(matcher="average")  # others look at the targets before the loss does
+        config = FitConfig(epochs=1, batch_size=len(pixels), loss="sigmoid", focus=focus)
+        return fit(ram, keep(ram, pixels), targets, LABELS, config, 0, annotated)["loss"][0]
+
+    alone = TARGETS.clone()
+    alone[:, 1:] = -1
+    assert first(TARGETS, 0.5, 1) == pytest.approx(first(TARGETS, 0, 1) + 0.5 * first(alone, 0, 1), abs=2e-4)
+    assert first(TARGETS, 0.5, 0) == first(TARGETS, 0, 0)  # where nothing is annotated there is nothing to add
 
 
 # ------------------------------------------------------------------------------------------------------ adapting

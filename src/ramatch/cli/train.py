@@ -98,7 +98,7 @@ def add_verbs(verbs: Any) -> None:
         help="train RAM on captions and labels together, for a broad vocabulary",
         description="Train the adapters on tags mined from captions together with labelled images, and write a model folder "
         "that stands alone. What a source does not tell about an image is left out of the loss.",
-        epilog="example: ramatch adapt --backbone aligned --captions captions.json --data coco-ov --out mini epochs=4 lr=1e-4",
+        epilog="example: ramatch adapt --backbone aligned --captions captions.json --data coco-ov --out mini epochs=4",
     )
     parser.add_argument("--backbone", required=True, metavar="B", help="folder, hub id or bundled model")
     parser.add_argument("--captions", required=True, metavar="C", help="captions file or folder")
@@ -115,6 +115,10 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--views", type=count, default=3, metavar="N", help="of each image (default: %(default)s)")
     parser.add_argument("--max-tags", type=count, default=1500, metavar="N")
     parser.add_argument("--min-images", type=count, default=12, metavar="N", help="a tag must occur in so many")
+    parser.add_argument(
+        "--omitted", type=float, default=1.0, metavar="X", help="how often captions leave a tag out for each time they have it: "
+        "so many of its likeliest absences are not learned (default: %(default)s)"
+    )  # fmt: skip
     parser.add_argument(
         "--background", metavar="V", help="labels that always compete in matching: a bundled vocabulary or a text file"
     )
@@ -236,8 +240,8 @@ def run_adapt(arguments: argparse.Namespace) -> int:
     report = adapt_folder(
         arguments.backbone, arguments.captions, arguments.data, arguments.out, images_roots=arguments.images_root,
         split=arguments.split, exclude=read_classes(arguments.exclude) if arguments.exclude else (), ram=ram, config=fit,
-        max_tags=arguments.max_tags, min_images=arguments.min_images, views=arguments.views, seed=arguments.seed,
-        background=background, device=arguments.device,
+        max_tags=arguments.max_tags, min_images=arguments.min_images, omitted=arguments.omitted, views=arguments.views,
+        seed=arguments.seed, background=background, device=arguments.device,
     )  # fmt: skip
     shown = ("images", "captioned", "labelled", "excluded", "labels", "tags", "background", "log")
     print(json.dumps({name: report[name] for name in shown}, indent=1, ensure_ascii=False))

@@ -1,7 +1,8 @@
 """Broad-vocabulary training: tags mined from captions together with labelled data.
 
-RAM's contrastive loss likes many labels. Captioned images know their tags, labelled images their labels; what an image's
-source does not tell is left out of the loss (−1), and so are tags too close in meaning to a positive one to be called absent.
+Captioned images know their tags, labelled images their labels; what an image's source does not tell is left out of the loss
+(−1): labels of images that have captions only, tags too close in meaning to a positive one to be called absent, and, since
+captions omit much, the images where the untrained model finds a tag likeliest although no caption has it.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from ..model.ram import RAM
 from .assemble import find_data, load_frozen, read_split
 from .config import build, ram_settings
 from .distributed import pick_device
-from .kept import FitConfig, fit, keep, with_mosaics
+from .kept import FitConfig, Kept, fit, keep, recognised, with_mosaics
 from .recipes import named_values
 
 
 @dataclass(frozen=True)
 class BroadTargets:
-    """names (N,): labels first, then tags; targets int8 (images, N): 1 present, 0 absent, −1 not known."""
+    """names (N,): labels first, then tags; targets int8 (images, N): 1 present, 0 absent, −1 not known; how many are labels."""
 
     names: tuple[str, ...]
     targets: Tensor
+    labels: int
 
 
 def broad_targets(
@@ -65,6 +67,7 @@ def broad_targets(
         rows = torch.tensor([place[key] for key in captioned])[:, None]
         columns = torch.tensor([column[t] for t in tags.names], dtype=torch.long)
         known[rows, columns] = True
+        known[:, : len(annotations.classes)] = False  # that a caption does not mention a label says little
         present[rows, columns] = tags.targets
     mentioned = present.clone()
     certain = torch.zeros_like(known)  # annotations are complete, captions are not: labels win
@@ -80,7 +83,27 @@ def broad_targets(
     near = there @ close.float() > 0  # too close in meaning to something there to be called absent
     absent = certain | (known & ~near)
     targets = torch.where(present, 1, torch.where(absent, 0, -1)).to(torch.int8)
-    return BroadTargets(names, targets)
+    return BroadTargets(names, targets, len(annotations.classes))
+
+
+# What made ramatch-mini; chosen on validation images and tags (docs/results.md)
+ADAPT = FitConfig(epochs=8, batch_size=256, lr=1e-3, lr_tau=5e-4, ema=0.99, loss="sigmoid", focus=1.0)
+
+
+@torch.inference_mode()
+def leave_open(model: RAM, kept: Kept, broad: BroadTargets, targets: Tensor, omitted: float) -> Tensor:
+    """The targets, with `omitted` times as many of a tag's absences open (−1) as it has presences, the likeliest ones by the model
+    without its adapters; never more than half of them."""
+    bare = RAM(model.backbone, model.config.replace(tss_share=0.0)).to(model.backbone.device)
+    rows = []
+    for found in recognised(bare, kept, broad.names):
+        rows.append(torch.lerp(found.image, found.best, model.config.region_share).half().cpu())
+    likely, targets = torch.cat(rows), targets.clone()
+    for tag in range(broad.labels, len(broad.names)):
+        absent = (targets[:, tag] == 0).nonzero()[:, 0]
+        count = min(int(omitted * (targets[:, tag] == 1).sum()), len(absent) // 2)
+        targets[absent[likely[absent, tag].float().topk(count).indices], tag] = -1
+    return targets
 
 
 def adapt(
@@ -90,18 +113,21 @@ def adapt(
     out: str | Path,
     *,
     ram: RAMConfig,
-    config: FitConfig,
+    config: FitConfig = ADAPT,
     views: int = 3,
+    omitted: float = 1.0,
     seed: int = 0,
     with_backbone: bool = False,
     background: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train adapters on uint8 images (n, 3, h, w) with broad targets and write a model folder."""
+    """Train adapters on uint8 images (n, 3, h, w) with broad targets and write a model folder. `omitted`: see `leave_open`."""
     torch.manual_seed(seed)
     model = RAM(backbone, ram).to(backbone.device)
     pixels, targets = with_mosaics(pixels, broad.targets, config.mosaics, model.preprocess.size, seed, backbone.device)
     kept = keep(model, pixels, views, seed=seed)
-    log = fit(model, kept, targets.float(), list(broad.names), config, seed)
+    if omitted:
+        targets = leave_open(model, kept, broad, targets, omitted)
+    log = fit(model, kept, targets.float(), list(broad.names), config, seed, broad.labels)
     model.background = tuple(background)
     save_ram(model.eval(), out, with_backbone=with_backbone, half=True)
     return log
@@ -121,6 +147,7 @@ def adapt_folder(
     max_tags: int = 1500,
     min_images: int = 12,
     ignore_above: float = 0.6,
+    omitted: float = 1.0,
     views: int = 3,
     seed: int = 0,
     background: Sequence[str] = (),
@@ -133,9 +160,11 @@ def adapt_folder(
     the settings and the log go into adapt.json, the mined tags into tags.txt. Returns what adapt.json holds.
     """
     out = new_folder(out)
-    ram, config = ram or preset("aligned"), config or FitConfig()
+    ram, config = ram or preset("aligned"), config or ADAPT
     if views < 1:
         raise RamatchError(f"views must be at least 1, got {views}")
+    if not 0 <= omitted < float("inf"):
+        raise RamatchError(f"omitted must not be negative, got {omitted}")
     place = find_data(data)
     # captions may tell of the labelled images: look for pictures there too
     captioned = read_captions(captions, [*(images_roots or []), place if place.is_dir() else place.parent])
@@ -160,11 +189,12 @@ def adapt_folder(
         ram=ram,
         config=config,
         views=views,
+        omitted=omitted,
         seed=seed,
         with_backbone=True,
         background=background,
     )
-    tags = broad.names[len(labelled.classes) :]
+    tags = broad.names[broad.labels :]
     report = {
         "images": len(records),
         "captioned": sum(r.key in records for r in captioned.records),
@@ -175,7 +205,7 @@ def adapt_folder(
         "background": len(background),
         "settings": {
             "fit": dataclasses.asdict(config), "ram": ram.to_dict(), "max_tags": max_tags, "min_images": min_images,
-            "ignore_above": ignore_above, "views": views, "seed": seed,
+            "ignore_above": ignore_above, "omitted": omitted, "views": views, "seed": seed,
         },
         "data": [s.to_dict() | {"path": Path(s.path).name} for s in (captioned.summary, labelled.summary)],
         "log": log,
@@ -186,10 +216,10 @@ def adapt_folder(
 
 
 def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[FitConfig, RAMConfig]:
-    """`FitConfig`, and the named preset of `RAMConfig`, with `name=value` changes."""
+    """How `adapt` trains, and the named preset of `RAMConfig`, with `name=value` changes."""
     fit_names = {f.name for f in dataclasses.fields(FitConfig)}
     ram_names = {f.name for f in dataclasses.fields(RAMConfig)}
     changes: dict[bool, dict[str, Any]] = {True: {}, False: {}}
     for name, value in named_values(overrides, sorted(fit_names | ram_names)).items():
         changes[name in fit_names][name] = value
-    return build(FitConfig, changes[True]), preset(base, **ram_settings(changes[False]))
+    return build(FitConfig, vars(ADAPT) | changes[True]), preset(base, **ram_settings(changes[False]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
 from ..model.losses import LOSSES
-from ..model.ram import RAM, Labels
+from ..model.ram import RAM, Labels, Output
 from ..model.region_set import Streams
 
 
@@ -39,11 +39,14 @@ class FitConfig:
     clip: float = 1.0  # of the gradient's norm; 0: none
     views: tuple[int, ...] = ()  # which kept views to draw from; empty: all
     mosaics: float = 0.0  # pictures of four images each, with the labels of all four, for each image
+    focus: float = (
+        0.0  # so many times the loss of the annotated labels alone is added (where tags are learned with them)
+    )
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
             raise RamatchError("epochs and batch_size must be at least 1")
-        for name in ("lr", "lr_prompts", "lr_tau", "weight_decay", "warmup", "clip", "mosaics"):
+        for name in ("lr", "lr_prompts", "lr_tau", "weight_decay", "warmup", "clip", "mosaics", "focus"):
             if not getattr(self, name) >= 0:
                 raise RamatchError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.ema < 1:
@@ -142,8 +145,11 @@ def keep(ram: RAM, pixels: Tensor, views: int = 1, *, crop: float = 0.5, seed: i
     return Kept(grid, stores["x"], stores.get("base"), stores.get("found"), tuple(taps))
 
 
-def fit(ram: RAM, kept: Kept, targets: Tensor, labels: Sequence[str], config: FitConfig, seed: int) -> dict[str, Any]:
-    """Train the adapters on kept stems; targets (n, N). The weights end as the EMA if there is one."""
+def fit(
+    ram: RAM, kept: Kept, targets: Tensor, labels: Sequence[str], config: FitConfig, seed: int, annotated: int = 0
+) -> dict[str, Any]:
+    """Train the adapters on kept stems; targets (n, N), of which the first `annotated` are what `config.focus` is for. The weights
+    end as the EMA if there is one."""
     device = kept.x.device
     if any(not 0 <= view < len(kept.x) for view in config.views):
         raise RamatchError(f"views {list(config.views)}: {len(kept.x)} views were kept, counted from 0")
@@ -189,6 +195,10 @@ def fit(ram: RAM, kept: Kept, targets: Tensor, labels: Sequence[str], config: Fi
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 output = ram(kept.pick(view, rows), fixed if fixed is not None else labels, y)
             loss = ram.loss(output, y, config.loss)
+            if config.focus and annotated:
+                alone = y.clone()
+                alone[:, annotated:] = -1
+                loss = loss + config.focus * ram.loss(output, alone, config.loss)
             loss.backward()
             if config.clip:
                 nn.utils.clip_grad_norm_(learning, config.clip)
@@ -214,15 +224,22 @@ def fit(ram: RAM, kept: Kept, targets: Tensor, labels: Sequence[str], config: Fi
 
 
 @torch.inference_mode()
-def collect(ram: RAM, kept: Kept, labels: Sequence[str], *, batch: int = 128) -> Tensor:
-    """s_G, s_R (plan scaled by N) and best region's cosine of every image and label: (n, N, 3), on the CPU."""
+def recognised(ram: RAM, kept: Kept, labels: Sequence[str], *, batch: int = 128) -> Iterator[Output]:
+    """What the model finds on the kept images' first view, batch by batch."""
     ram.eval()
     device = kept.x.device
     encoded = ram.encode_labels(labels)
-    out = []
     for start in range(0, len(kept), batch):
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            o = ram.recognise(ram.trunk(kept.pick(0, slice(start, start + batch))), encoded)
+            found = ram.recognise(ram.trunk(kept.pick(0, slice(start, start + batch))), encoded)
+        yield found
+
+
+@torch.inference_mode()
+def collect(ram: RAM, kept: Kept, labels: Sequence[str], *, batch: int = 128) -> Tensor:
+    """s_G, s_R (plan scaled by N) and best region's cosine of every image and label: (n, N, 3), on the CPU."""
+    out = []
+    for o in recognised(ram, kept, labels, batch=batch):
         region = o.region / o.mass if ram.config.plan_scale == "one" else o.region
         out.append(torch.stack([o.image, region, o.best], -1).float().cpu())
     return torch.cat(out)
