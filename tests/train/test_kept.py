@@ -166,6 +166,16 @@ def test_the_weights_end_as_their_average():
     assert (found - steps[-1]).abs().max() > 1e-4
 
 
+def test_temperatures_stay_positive():
+    """A plan as it is starts at a small temperature: steps that lead below nought would turn the scores round."""
+    ram = tiny_ram(matcher="average", plan_scale="one", best_share=0.0, max_weight=0.0, tau_global=0.5, tau_region=0.5)
+    kept = keep(ram, pictures())
+    found = collect(ram, kept, LABELS)[..., :2].mean(-1)
+    easy = (found == found.amax(-1, keepdim=True)).float()  # the sharper the better
+    config = FitConfig(epochs=2, batch_size=5, lr=0.0, lr_prompts=0.0, lr_tau=1.0, loss="sigmoid")
+    assert min(fit(ram, kept, easy, LABELS, config, 0)["tau"]) == pytest.approx(0.05)  # a tenth of where it started
+
+
 def test_settings_of_a_fit_are_checked():
     for wrong in ({"epochs": 0}, {"batch_size": 0}, {"lr": -1.0}, {"ema": 1.0}, {"loss": "hinge"}, {"focus": -1.0}):
         with pytest.raises(RamatchError, match=next(iter(wrong))):

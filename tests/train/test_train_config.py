@@ -37,7 +37,8 @@ def test_overrides_reach_every_level() -> None:
     config = load_recipe(
         "coco",
         ["optim.lr=1e-4", "epochs=2", "model.ram.lambda2=0.02", "data.validation=0", "optim.clip_norm=none",
-         'model.ram.templates=["a {}."]', "data.path=/x y", "augment.enabled=false", "model.image_size=[128, 64]"],
+         'model.ram.templates=["a {}."]', "data.path=/x y", "augment.enabled=false", "model.image_size=[128, 64]",
+         "augment.crop=none", "model.ram.prompts=none"],
     )  # fmt: skip
     assert (config.optim.lr, config.epochs, config.optim.clip_norm) == (1e-4, 2, None)
     assert config.model.ram_config().lambda2 == 0.02
@@ -45,6 +46,7 @@ def test_overrides_reach_every_level() -> None:
     assert config.model.ram_config().templates == ("a {}.",)
     assert (config.data.path, config.data.validation) == ("/x y", 0)
     assert config.augment.enabled is False
+    assert (config.augment.crop, config.model.ram_config().prompts) == ("none", "none"), "a word there, not nothing"
     assert config.model.image_size == (128, 64)
 
 

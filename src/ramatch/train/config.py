@@ -278,6 +278,8 @@ def _coerce(value: Any, kind: Any, name: str) -> Any:
             raise RamatchError(f"'{name}' must be a number, got {value!r}") from None
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)  # a folder called 7
+    if kind is str and value is None:
+        return "none"  # augment.crop=none, prompts=none: a word here, and nothing where a setting may be empty
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         words = {int: "a whole number", bool: "true or false", str: "text", float: "a number"}
         raise RamatchError(f"'{name}' must be {words[kind]}, got {value!r}")

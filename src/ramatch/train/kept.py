@@ -21,6 +21,10 @@ from ..errors import RamatchError
 from ..model.losses import LOSSES
 from ..model.ram import RAM, Labels, Output
 from ..model.region_set import Streams
+from .config import OptimConfig
+from .optim import Temperatures
+
+TEMPERATURE_FLOOR = OptimConfig.temperature_floor
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ def fit(
         for o in optimisers
     ]
     learning = adapters + prompts + taus
+    temperatures = Temperatures(dict(ram.named_parameters()), TEMPERATURE_FLOOR)
     mean = [p.detach().clone() for p in learning] if config.ema else []
     fixed: Labels | None = None
     if ram.label_set.mode == "none":  # nothing in the label set learns
@@ -206,6 +211,7 @@ def fit(
                 optimiser.step()
                 schedule.step()
                 optimiser.zero_grad(set_to_none=True)
+            temperatures.clamp()
             step += 1
             if mean:
                 decay = min(config.ema, (1 + step) / (10 + step))

@@ -46,7 +46,7 @@ def named_values(overrides: Sequence[str], known: Iterable[str]) -> dict[str, An
 
 
 def parse_value(text: str) -> Any:
-    """A value from the command line: JSON where it parses, `none` and `null`, else the text itself."""
+    """A value from the command line: JSON where it parses, None for `none` and `null` (see `build`), else the text itself."""
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
