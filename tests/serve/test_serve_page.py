@@ -14,6 +14,7 @@ import pytest
 from serve_browser import chromium, watch
 from serve_fakes import FakeRecognizer, picture
 
+from ramatch.assets import vocabulary
 from ramatch.serve.app import create_app
 from ramatch.serve.settings import ServeSettings
 from ramatch.serve.static import PAGE
@@ -87,7 +88,8 @@ def settled(page: Any) -> None:
 def test_opens_with_an_example_already_tagged(page: Any) -> None:
     assert page.locator("#thumbs button").count() >= 6
     assert page.locator("#thumbs button[aria-pressed=true] img").get_attribute("alt") == "astronaut"
-    assert re.fullmatch(r"\d+ of 470 labels at 50 % or more · \d+ ms", page.inner_text("#count"))
+    count = len(vocabulary("everyday"))
+    assert re.fullmatch(rf"\d+ of {count} labels at 50 % or more · \d+ ms", page.inner_text("#count"))
     values = [float(text.rstrip(" %").lstrip("<")) for text in page.locator(".label .value").all_inner_texts()]
     assert values == sorted(values, reverse=True)
 
@@ -136,7 +138,7 @@ def test_threshold_moves_labels_between_the_groups(page: Any) -> None:
     after = page.locator(".label:not(.below)").count()
     assert 0 < after < before
     assert page.inner_text("#threshold-value") == "90 %"
-    assert page.inner_text("#count").startswith(f"{after} of 470")
+    assert page.inner_text("#count").startswith(f"{after} of {len(vocabulary('everyday'))} ")
     below = page.locator(".label.below").count()
     page.click(".more")
     assert page.locator(".label.below").count() > below
@@ -195,10 +197,10 @@ def test_copy_json_and_calls(page: Any) -> None:
 
 def test_bundled_pictures_and_dropped_files(page: Any) -> None:
     page.click("#thumbs button >> nth=2")
-    until(page, "document.getElementById('code').textContent.includes('coffee.jpg')")
+    until(page, "document.getElementById('code').textContent.includes('boats.jpg')")
     page.evaluate(
         """async () => {
-          const blob = await (await fetch('photos/cat.jpg')).blob(), data = new DataTransfer();
+          const blob = await (await fetch('photos/coffee.jpg')).blob(), data = new DataTransfer();
           data.items.add(new File([blob], 'dropped.jpg', { type: 'image/jpeg' }));
           window.dispatchEvent(new DragEvent('dragenter', { dataTransfer: data }));
           if (!document.body.classList.contains('dragging')) throw new Error('no hint while dragging');

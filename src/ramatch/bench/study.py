@@ -52,7 +52,9 @@ VARIANTS: dict[str, Variant] = {
     "no-ema": Variant("ramatch", _HALF, replace(_OURS, ema=0.0)),
     "smooth": Variant("ramatch", _HALF, replace(_OURS, loss="sigmoid-smooth")),
     "tau": Variant("ramatch", _HALF | {"tau_global": 0.02, "tau_region": 0.02}, _OURS),
-    "unscaled": Variant("ramatch", _HALF | {"plan_scale": "one", "tau_region": 2e-3, "best_share": 0.0}, _OURS),
+    "unscaled": Variant(
+        "ramatch", _HALF | {"plan_scale": "one", "tau_region": 2e-3, "best_share": 0.0, "score": "softmax"}, _OURS
+    ),
     "mosaics": Variant("ramatch", _HALF, replace(_OURS, mosaics=0.5)),
     "mmc": Variant("ramatch", _WHOLE, _MMC),
     "mmc-6": Variant("ramatch", _WHOLE, replace(_MMC, epochs=6)),
@@ -63,6 +65,9 @@ VARIANTS: dict[str, Variant] = {
     "aligned-reweight": Variant("aligned", {"matcher": "reweight"}, _ALIGNED),
     "aligned-average": Variant("aligned", {"matcher": "average", "max_weight": 0.0}, _ALIGNED),
     "aligned-no-ema": Variant("aligned", fit=replace(_ALIGNED, ema=0.0)),
+    "aligned-unscaled": Variant(
+        "aligned", {"plan_scale": "one", "tau_region": 3.3e-4, "best_share": 0.0, "score": "softmax"}, _ALIGNED
+    ),
     "aligned-mmc": Variant("aligned", fit=replace(_ALIGNED, loss="mmc")),
 }
 
