@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,32 +16,22 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "align"))
 
 from align_helpers import put_squares
 from tiny_models import close, tiny_ram
-from train_tiny import tiny_backbone
+from train_tiny import LABELS, TARGETS, pictures
 
-from ramatch import Recognizer
 from ramatch.align.run import load_pixels
-from ramatch.config import RAMConfig, preset
+from ramatch.config import preset
 from ramatch.data import read_annotations
-from ramatch.data.annotations import Annotations, Record, Summary
 from ramatch.data.views import mosaics, plain_views, random_views
 from ramatch.errors import RamatchError
-from ramatch.model.io import save_backbone
 from ramatch.model.ram import RAM
-from ramatch.train.adapt import ADAPT, BroadTargets, adapt_folder, broad_targets, leave_open, settings_from
+from ramatch.train.adapt import ADAPT, settings_from
 from ramatch.train.kept import FitConfig, collect, fit, keep, with_mosaics
 
-LABELS = ["cat", "dog", "red kite", "traffic light"]
-TARGETS = torch.tensor([[1, 0, 1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 1, -1]]).float()
 # (which parts learn decides where the stem ends)
 VARIANTS = {
     "ramatch": {}, "no visual prompts": {"visual_prompts": 0}, "no tss": {"tss": False}, "final patches": {"saa_layers": 0},
     "taps before": {"tss_input": "before", "visual_prompts": 0}, "all layers": {"saa_layers": 4, "adapted_layers": 4},
 }  # fmt: skip
-
-
-def pictures(count: int = 5, height: int = 32, width: int = 32) -> torch.Tensor:
-    g = torch.Generator().manual_seed(7)
-    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=g)
 
 
 # ---------------------------------------------------------------------------------------------------- kept stems
@@ -244,169 +233,6 @@ def test_random_views_follow_their_generator():
     assert torch.allclose(centre, expected, atol=0.03)
     whole = random_views(images[:4], (64, 64), torch.Generator().manual_seed(1), crop=1.0)
     assert (whole[:, 1, -1, 0] - whole[:, 1, 0, 0] > 255 * 0.8).all()
-
-
-# --------------------------------------------------------------------------------------------------- broad targets
-
-
-def annotated(classes: tuple[str, ...], rows: dict[str, tuple[str, ...]]) -> Annotations:
-    return Annotations(classes, [Record(k, v) for k, v in rows.items()], Summary("x", "x"))
-
-
-class Words:
-    """Text features by hand: each word has its own direction, `puppy` lies close to `dog`."""
-
-    axes = ("dog", "cat", "red", "frisbee", "red frisbee")
-
-    def encode_text(self, names):
-        out = torch.zeros(len(names), len(self.axes) + 1)
-        for row, name in zip(out, names, strict=True):
-            if name == "puppy":
-                row[0], row[-1] = 0.9, 0.436
-            else:
-                row[self.axes.index(name)] = 1
-        return out
-
-
-def test_broad_targets_know_what_each_source_tells():
-    captions = {
-        "both": ["a dog with a red frisbee"], "caption": ["a puppy with a red frisbee", "dog"], "tag": ["a red frisbee"],
-        "cap2": ["puppy"],
-    }  # fmt: skip
-    labels = annotated(("cat", "dog"), {"both": ("cat",), "label": ("dog",), "elsewhere": ("cat",)})
-    keys = ["both", "caption", "label", "tag", "cap2"]
-    broad = broad_targets(Words(), keys, captions, labels, min_images=2)  # type: ignore[arg-type]
-    assert broad.names[:2] == ("cat", "dog")  # labels first
-    assert set(broad.names[2:]) == {"red", "frisbee", "red frisbee", "puppy"}  # "dog" is a label already
-    assert broad.targets.dtype == torch.int8
-    rows = {
-        key: dict(zip(broad.names, row.tolist(), strict=True)) for key, row in zip(keys, broad.targets, strict=True)
-    }
-    tags = {"red": 1, "frisbee": 1, "red frisbee": 1}
-    # captions say dog, the annotations (which are complete) say cat and no dog; puppy is too close to dog to be absent
-    assert rows["both"] == {"cat": 1, "dog": 0, "puppy": -1, **tags}
-    assert rows["caption"] == {"cat": -1, "dog": 1, "puppy": 1, **tags}  # no caption says that there is no cat
-    assert rows["label"] == {"cat": 0, "dog": 1, "puppy": -1, "red": -1, "frisbee": -1, "red frisbee": -1}
-    assert rows["tag"] == {
-        "cat": -1,
-        "dog": -1,
-        "puppy": 0,
-        **tags,
-    }  # nor that there is no dog: only annotations deny labels
-    assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
-    far = broad_targets(Words(), keys, captions, labels, min_images=2, ignore_above=0.95)  # type: ignore[arg-type]
-    assert far.targets[keys.index("both"), far.names.index("puppy")] == 0
-    assert broad.labels == far.labels == 2
-    few = broad_targets(Words(), keys, captions, labels, min_images=99)  # type: ignore[arg-type]
-    assert few.names == ("cat", "dog")
-    assert few.targets.tolist() == [[1, 0], [-1, -1], [0, 1], [-1, -1], [-1, -1]]
-
-
-def test_the_likeliest_absences_of_a_tag_are_left_open():
-    ram, pixels = tiny_ram(), pictures(12)
-    kept = keep(ram, pixels)
-    names = ("red", "green", "blue", "yellow")
-    targets = torch.zeros(12, 4, dtype=torch.int8)
-    targets[:3, 2], targets[:8, 3], targets[11, 2] = 1, 1, -1
-    broad = BroadTargets(names, targets, 2)
-    with torch.no_grad():  # adapters that have learned something must not count
-        for parameter in ram.region_set.tss.parameters():
-            parameter.normal_()
-    opened = leave_open(ram, kept, broad, targets, 1.0)
-    assert torch.equal(opened[:, :2], targets[:, :2])  # annotated labels are what they are
-    changed = opened != targets
-    assert (targets[changed] == 0).all()
-    assert (opened[changed] == -1).all()
-    assert changed.sum(0).tolist() == [0, 0, 3, 2]  # as many as there are presences, half of the absences at most
-    bare = RAM(ram.backbone, ram.config.replace(tss=False))
-    found = collect(bare, keep(bare, pixels), names)
-    likely = torch.lerp(found[..., 0], found[..., 2], ram.config.region_share)
-    for tag in (2, 3):
-        absent = targets[:, tag] == 0
-        assert likely[changed[:, tag], tag].min() >= likely[absent & ~changed[:, tag], tag].max() - 1e-3
-    assert (leave_open(ram, kept, broad, targets, 0.4) != targets).sum(0).tolist() == [0, 0, 1, 2]
-
-
-def test_focus_adds_the_loss_of_the_annotated_labels():
-    """The first step's loss with focus is that of all labels, and that of the annotated ones alone on top."""
-    pixels = pictures()
-
-    def first(targets: torch.Tensor, focus: float, annotated: int) -> float:
-        torch.manual_seed(0)
-        ram = tiny_ram(matcher="average")  # others look at the targets before the loss does
-        config = FitConfig(epochs=1, batch_size=len(pixels), loss="sigmoid", focus=focus)
-        return fit(ram, keep(ram, pixels), targets, LABELS, config, 0, annotated)["loss"][0]
-
-    alone = TARGETS.clone()
-    alone[:, 1:] = -1
-    assert first(TARGETS, 0.5, 1) == pytest.approx(first(TARGETS, 0, 1) + 0.5 * first(alone, 0, 1), abs=2e-4)
-    assert first(TARGETS, 0.5, 0) == first(TARGETS, 0, 0)  # where nothing is annotated there is nothing to add
-
-
-# ------------------------------------------------------------------------------------------------------ adapting
-
-
-RAM_SETTINGS = RAMConfig(
-    adapted_layers=1, saa_layers=1, prompt_layers=1, visual_prompts=2, prompt_tokens=2, max_iter=20
-)
-
-
-def test_adapt_folder(tmp_path):
-    data = put_squares(tmp_path / "data", 24)
-    save_backbone(tiny_backbone(), tmp_path / "tower")
-    options: dict = {
-        "ram": RAM_SETTINGS, "config": FitConfig(epochs=2, batch_size=8, lr=1e-3), "min_images": 3, "views": 2,
-        "device": "cpu", "split": None, "ignore_above": 0.999,
-    }  # fmt: skip
-    gone = ["images/000.png", "images/001.png", "nowhere.png"]
-    report = adapt_folder(
-        tmp_path / "tower", data / "captions.json", data / "labels.json", tmp_path / "out", exclude=gone,
-        background=["square", "photo"], **options,
-    )  # fmt: skip
-    assert (report["images"], report["captioned"], report["labelled"], report["excluded"]) == (22, 22, 11, 2)
-    assert report["labels"] == 5
-    tags = (tmp_path / "out" / "tags.txt").read_text().split("\n")[:-1]
-    assert len(tags) == report["tags"]
-    assert "square" in tags
-    assert "red" not in tags  # a label already
-    written = json.loads((tmp_path / "out" / "adapt.json").read_text())
-    assert written == json.loads(json.dumps(report))
-    for name in ("config.json", "adapt.json"):  # nothing of this machine travels with the model
-        assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
-    (tmp_path / "tower").rename(tmp_path / "elsewhere")  # the model folder stands alone
-    recognizer = Recognizer.from_pretrained(tmp_path / "out", device="cpu")
-    assert recognizer.ram.background == ("square", "photo")
-    assert recognizer.ram.config == RAM_SETTINGS
-    recognizer.set_vocabulary(["red", "blue"])
-    assert recognizer.predict(data / "images" / "000.png").labels == ("red", "blue")
-    trained = recognizer.ram.region_set.tss[0].back.weight
-    assert trained.abs().max() > 0
-
-    place = (tmp_path / "elsewhere", data / "captions.json", data / "labels.json")
-    with pytest.raises(RamatchError, match="not an empty folder"):
-        adapt_folder(*place, tmp_path / "out", **options)
-    with pytest.raises(RamatchError, match="0 images are left"):
-        adapt_folder(*place, tmp_path / "new", exclude=[f"images/{i:03}.png" for i in range(24)], **options)
-    with pytest.raises(RamatchError, match="views"):
-        adapt_folder(*place, tmp_path / "new", **(options | {"views": 0}))
-    assert not (tmp_path / "new").exists()
-    again = adapt_folder(*place, tmp_path / "new", exclude=gone, **options)
-    assert again["log"]["loss"] == report["log"]["loss"]  # background has no part in training
-
-
-def test_captions_and_labels_of_different_images(tmp_path):
-    """Captioned images elsewhere, labelled ones in a folder of their own."""
-    captioned, labelled = put_squares(tmp_path / "c", 12), put_squares(tmp_path / "l", 12)
-    for i in range(12):
-        (captioned / "images" / f"{i:03}.png").rename(captioned / "images" / f"c{i:03}.png")
-    text = (captioned / "captions.json").read_text()
-    (captioned / "captions.json").write_text(text.replace("images/", "images/c"))
-    save_backbone(tiny_backbone(), tmp_path / "tower")
-    report = adapt_folder(
-        tmp_path / "tower", captioned / "captions.json", labelled / "labels.json", tmp_path / "out", split=None,
-        ram=RAM_SETTINGS, config=FitConfig(epochs=1), min_images=2, views=1, device="cpu",
-    )  # fmt: skip
-    assert (report["images"], report["captioned"], report["labelled"]) == (18, 12, 6)
 
 
 def test_the_last_input_of_tss_is_not_kept_twice():

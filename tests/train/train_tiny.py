@@ -21,6 +21,9 @@ from ramatch.model.tokenizer import Tokenizer
 from ramatch.model.towers import TowerConfig
 from ramatch.train.config import TrainConfig
 
+# a few labels and what is known of five pictures
+LABELS = ["cat", "dog", "red kite", "traffic light"]
+TARGETS = torch.tensor([[1, 0, 1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 1, -1]]).float()
 COLOURS = {
     "red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 230), "yellow": (240, 230, 40),
     "purple": (150, 40, 190), "white": (250, 250, 250),
@@ -46,6 +49,11 @@ def tiny_backbone(seed: int = 0) -> Backbone:
             if "ln" not in name and "norm" not in name and "stem" not in name:
                 parameter.normal_(0, 0.15, generator=generator)
     return backbone.eval()
+
+
+def pictures(count: int = 5, height: int = 32, width: int = 32) -> torch.Tensor:
+    g = torch.Generator().manual_seed(7)
+    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=g)
 
 
 def squares(folder: Path, train: int = 96, test: int = 40, seed: int = 0) -> Path:
