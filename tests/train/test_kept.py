@@ -1,4 +1,4 @@
-"""Training from kept stems equals training on pixels; broad targets; views; adapting from files."""
+"""Training from kept stems equals training on pixels; views; mosaics."""
 
 from __future__ import annotations
 
