@@ -95,10 +95,9 @@ def leave_open(model: RAM, kept: Kept, broad: BroadTargets, targets: Tensor, omi
     """The targets, with `omitted` times as many of a tag's absences open (−1) as it has presences, the likeliest ones by the model
     without its adapters; never more than half of them."""
     bare = RAM(model.backbone, model.config.replace(tss_share=0.0)).to(model.backbone.device)
-    rows = []
-    for found in recognised(bare, kept, broad.names):
-        rows.append(torch.lerp(found.image, found.best, model.config.region_share).half().cpu())
-    likely, targets = torch.cat(rows), targets.clone()
+    share = model.config.region_share
+    likely = torch.cat([torch.lerp(o.image, o.best, share).half().cpu() for o in recognised(bare, kept, broad.names)])
+    targets = targets.clone()
     for tag in range(broad.labels, len(broad.names)):
         absent = (targets[:, tag] == 0).nonzero()[:, 0]
         count = min(int(omitted * (targets[:, tag] == 1).sum()), len(absent) // 2)

@@ -108,7 +108,7 @@ class OptimConfig:
     temperature_floor: float = 0.1  # a temperature never falls below this share of where it started
     warmup: float = 0.05  # share of all steps
     final_lr: float = 0.0  # share of each rate left at the end
-    clip_norm: float | None = 1.0  # of all gradients: the temperatures' are the largest, so SGD's prompts hardly move
+    clip_norm: float | None = 1.0  # of all gradients: where the temperatures' are large, SGD's prompts hardly move
     accumulate: int = 1  # batches per step
     ema_decay: float = 0.9997  # 0: no EMA
     ema_restart: bool = True  # at each epoch, as the authors' program does
