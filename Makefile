@@ -27,8 +27,8 @@ test: $(VENV)/.installed-dev lint types  ## linter, type checker, tests
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy src/ramatch

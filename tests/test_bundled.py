@@ -6,7 +6,7 @@ import pytest
 
 from ramatch import Recognizer
 from ramatch.assets import photo_paths, vocabulary
-from ramatch.model.loading import bundled_model
+from ramatch.modeling.checkpoints.loading import bundled_model
 
 PHOTOS = {path.stem: path for path in photo_paths()}
 

@@ -21,7 +21,7 @@ from ramatch.assets import photo_paths
 from ramatch.cli import parse
 from ramatch.config import PRESETS, RAMConfig
 from ramatch.data import BENCHMARKS, read_annotations
-from ramatch.evaluate import evaluate_scores
+from ramatch.evaluation import evaluate_scores
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -276,10 +276,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`ramatch serve` with a tiny random model, as a process; its address."""
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("uvicorn")
-    sys.path.append(str(ROOT / "tests" / "model"))
+    sys.path.append(str(ROOT / "tests" / "modeling"))
     from tiny_models import tiny_ram
 
-    from ramatch.model.io import save_ram
+    from ramatch.modeling.checkpoints.folder import save_ram
 
     folder = tmp_path_factory.mktemp("model")
     save_ram(tiny_ram(kind="dual"), folder, with_backbone=True)

@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parent / "model"))
+sys.path.insert(0, str(Path(__file__).parent / "modeling"))
 
 from tiny_models import tiny_ram
 
-import ramatch.localise
+import ramatch.evaluation.maps
 from ramatch.errors import RamatchError
-from ramatch.evaluate.localise import Truth, map_iou, mass_inside, pointing_game
-from ramatch.localise import localise
+from ramatch.evaluation.localization import Truth, map_iou, mass_inside, pointing_game
+from ramatch.evaluation.maps import localise
 from ramatch.recognizer import Recognizer
 
 BOXES = {"cat": [(0, 0, 30, 20), (30, 20, 60, 40)], "kite": [(45, 0, 60, 12)]}  # of a picture of 60 × 40
@@ -101,7 +101,7 @@ def test_data_without_boxes(model, tmp_path, monkeypatch):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "a.json").write_text(json.dumps({"classes": ["cat"], "images": [["a.png", ["cat"]]]}))
     loads: list[int] = []
-    monkeypatch.setattr(ramatch.localise.Recognizer, "from_pretrained", lambda *a, **k: loads.append(1))
+    monkeypatch.setattr(ramatch.evaluation.maps.Recognizer, "from_pretrained", lambda *a, **k: loads.append(1))
     with pytest.raises(RamatchError, match="no image has boxes"):
         localise(model, tmp_path / "a.json", device="cpu")
     assert loads == []  # said before the model is loaded

@@ -12,16 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parent / "model"))
+sys.path.insert(0, str(Path(__file__).parent / "modeling"))
 
 from tiny_models import backbone, counted, tiny_ram
 
 from ramatch import Recognizer
 from ramatch.data.images import ImageError
 from ramatch.errors import RamatchError
-from ramatch.evaluate.calibration import Calibrator
-from ramatch.model.io import save_backbone
-from ramatch.model.matching import MATCHERS
+from ramatch.evaluation.calibration import Calibrator
+from ramatch.modeling.checkpoints.folder import save_backbone
+from ramatch.modeling.matching import MATCHERS
 from ramatch.recognizer import predict_files
 
 LABELS = ["cat", "dog", "traffic light", "kite", "person riding a bicycle"]
@@ -322,7 +322,7 @@ def test_adapters_apart_from_their_backbone(tmp_path):
 def test_a_folder_that_stands_alone(tmp_path, kind, half):
     recognizer = make(kind=kind)
     recognizer.save_pretrained(tmp_path / "run" / "model", with_backbone=True, half=half)
-    loaded = Recognizer.from_pretrained(str(tmp_path / "run" / "model"), device="cpu")
+    loaded = Recognizer.from_pretrained(str(tmp_path / "run" / "modeling"), device="cpu")
     loaded.set_vocabulary(LABELS)
     same(loaded.predict(picture()), recognizer.predict(picture()), 2e-2 if half else 1e-6)
     around = Recognizer.from_pretrained(tmp_path / "run", device="cpu")  # the folder of a training run will do

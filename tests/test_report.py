@@ -15,8 +15,8 @@ from PIL import Image
 
 from ramatch.assets import photo_paths
 from ramatch.errors import RamatchError
-from ramatch.report import write_report
-from ramatch.results import Prediction
+from ramatch.prediction import Prediction
+from ramatch.viz.report import write_report
 
 LABELS = ("cat", "dog", "tree", "<script>alert(1)</script>", "\"'&quot; onload=x", "日本語 🐈")
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from ramatch.errors import RamatchError
-from ramatch.results import Prediction
+from ramatch.prediction import Prediction
 
 LABELS = ("cat", "dog", "kite", "umbrella")
 

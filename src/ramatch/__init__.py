@@ -17,17 +17,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "Recognizer": "recognizer",
     "Vocabulary": "recognizer",
-    "Prediction": "results",
-    "Tag": "results",
+    "Prediction": "prediction",
+    "Tag": "prediction",
     "RamatchError": "errors",
     "RAMConfig": "config",
     "PRESETS": "config",
     "preset": "config",
-    "Backbone": "model.backbone",
-    "RAM": "model.ram",
+    "Backbone": "modeling.backbone",
+    "RAM": "modeling.ram",
     "solve_batch": "ot",
     "read_annotations": "data",
-    "evaluate_scores": "evaluate",
+    "evaluate_scores": "evaluation",
 }
 
 __all__ = [
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from .config import PRESETS, RAMConfig, preset
     from .data import read_annotations
     from .errors import RamatchError
-    from .evaluate import evaluate_scores
-    from .model.backbone import Backbone
-    from .model.ram import RAM
+    from .evaluation import evaluate_scores
+    from .modeling.backbone import Backbone
+    from .modeling.ram import RAM
     from .ot import solve_batch
+    from .prediction import Prediction, Tag
     from .recognizer import Recognizer, Vocabulary
-    from .results import Prediction, Tag
 
 
 def __getattr__(name: str) -> Any:

@@ -20,17 +20,17 @@ from .config import RAMConfig
 from .config import preset as named_preset
 from .data.images import ImageError, load_image
 from .errors import RamatchError
-from .evaluate.calibration import Calibrator
+from .evaluation.calibration import Calibrator
 from .files import write_json
-from .model.backbone import Backbone
-from .model.fast import FastOutput, FastRAM, FastTrunk, suits
-from .model.io import is_model_folder, load_ram, save_ram
-from .model.label_set import clean_labels
-from .model.loading import BUNDLED, bundled_model, read_json
-from .model.matching import MATCHERS
-from .model.ram import RAM, Labels, Output
-from .model.region_set import Trunk
-from .results import Prediction
+from .modeling.backbone import Backbone
+from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
+from .modeling.checkpoints.loading import BUNDLED, bundled_model, read_json
+from .modeling.fast import FastOutput, FastRAM, FastTrunk, suits
+from .modeling.matching import MATCHERS
+from .modeling.ram import RAM, Labels, Output
+from .modeling.region_set import Trunk
+from .modeling.text import clean_labels
+from .prediction import Prediction
 
 Vocabulary = Labels
 Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "align"))

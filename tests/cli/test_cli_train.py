@@ -17,8 +17,8 @@ from sklearn.metrics import average_precision_score
 from train_tiny import COLOURS, SEEN, UNSEEN, squares, tiny_backbone, tiny_values
 
 from ramatch.config import preset
-from ramatch.model.io import save_backbone
-from ramatch.model.ram import RAM
+from ramatch.modeling.checkpoints.folder import save_backbone
+from ramatch.modeling.ram import RAM
 from ramatch.recognizer import Recognizer
 
 CPU = ("--device", "cpu", "--workers", 0)
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(world: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(world / "model", tmp_path / "model"))
+    return Path(shutil.copytree(world / "model", tmp_path / "modeling"))
 
 
 # ----------------------------------------------------------------------------------------------------------- eval
@@ -128,7 +128,7 @@ def test_eval_of_a_plain_table_with_named_unseen_labels(ramatch, world, tmp_path
 
 
 def test_eval_refuses(ramatch, world, tmp_path):
-    model = ("--model", world / "model")
+    model = ("--model", world / "modeling")
     ramatch("eval", *model, "--data", tmp_path / "none").refused("no such")
     ramatch("eval", *model, "--data", world / "data", "--protocol", "all").refused("all", "gzsl")
     ramatch("eval", "--model", world / "backbone", "--data", world / "data", "--preset", "best").refused(

@@ -37,7 +37,7 @@ VERBS = verbs(build_parser())
 def test_all_verbs_are_there():
     assert {" ".join(v) for v in VERBS} >= {
         "tag", "explain", "serve", "train", "eval", "calibrate", "align", "adapt", "data check", "data prepare",
-        "import-authors", "bench ot", "bench serve",
+        "import-authors", "study",
     }  # fmt: skip
 
 
@@ -135,34 +135,6 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     ramatch("serve").refused("API key")
     ramatch("serve", "--port", "http").refused("--port")
     assert calls == []
-
-
-# ---------------------------------------------------------------------------------------------------------- bench
-
-
-def test_bench_ot_on_small_problems(ramatch, tmp_path):
-    pytest.importorskip("ot", reason="POT is not installed")
-    result = ramatch(
-        "bench", "ot", "--device", "cpu", "--size", "2,12,5", "--repeats", 1, "--json", tmp_path / "b.json"
-    )
-    assert (result.code, result.err) == (0, "")
-    rows = json.loads((tmp_path / "b.json").read_text())
-    assert [(r["bench"], r["B"], r["M"], r["N"]) for r in rows] == [
-        ("solve_batch", 2, 12, 5),
-        ("match_scores", 2, 12, 5),
-    ]
-    assert rows[0]["pot_ms"] > 0
-    assert len(result.out.splitlines()) == 2
-    ramatch("bench", "ot", "--size", "2,12").refused("B,M,N")
-    ramatch("bench", "ot", "--size", "2,12,0").refused("at least 1")
-
-
-def test_bench_serve_passes_its_arguments_on(ramatch, monkeypatch, tmp_path):
-    calls: list[tuple] = []
-    monkeypatch.setattr("ramatch.bench.serve.bench_serve", lambda *a, **k: calls.append((a, k)) or {"rows": []})
-    ramatch("bench", "serve", "--model", "m", "--device", "cpu", "--seconds", 0.5, "--json", tmp_path / "b.json")
-    assert calls == [(("m",), {"device": "cpu", "seconds": 0.5})]
-    assert json.loads((tmp_path / "b.json").read_text()) == {"rows": []}
 
 
 # ----------------------------------------------------------------------------------------------------------- data

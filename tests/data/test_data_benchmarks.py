@@ -12,7 +12,7 @@ from data_helpers import put, put_json
 
 from ramatch.data import BENCHMARKS, class_list, prepare, read_annotations, read_protocol
 from ramatch.data.benchmarks import apply_protocol, split_classes
-from ramatch.data.owners.common import Owned
+from ramatch.data.benchmarks.common import Owned
 from ramatch.errors import RamatchError
 
 io = pytest.importorskip("scipy.io")

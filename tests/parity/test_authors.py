@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ramatch.errors import RamatchError
-from ramatch.model.authors import import_authors, ram_from_authors
-from ramatch.model.io import load_ram
-from ramatch.model.ram import RAM
+from ramatch.modeling.checkpoints.authors import import_authors, ram_from_authors
+from ramatch.modeling.checkpoints.folder import load_ram
+from ramatch.modeling.ram import RAM
 
 pytest.importorskip("open_clip", reason="CLIP's vocabulary comes from the open_clip package")
 

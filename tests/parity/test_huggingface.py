@@ -25,9 +25,9 @@ from transformers import (
 
 from ramatch.config import preset
 from ramatch.errors import RamatchError
-from ramatch.model.backbone import Backbone
-from ramatch.model.io import load_saved_backbone, save_backbone
-from ramatch.model.ram import RAM
+from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.checkpoints.folder import load_saved_backbone, save_backbone
+from ramatch.modeling.ram import RAM
 
 WORDS = "a photo of cat dog red traffic light person riding bicycle"
 

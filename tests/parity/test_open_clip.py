@@ -9,9 +9,9 @@ import torch
 from hf_models import lively, near
 
 from ramatch.errors import RamatchError
-from ramatch.model.backbone import Backbone
-from ramatch.model.loading import from_state_dict
-from ramatch.model.tokenizer import Tokenizer
+from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.checkpoints.loading import from_state_dict
+from ramatch.modeling.tokenizer import Tokenizer
 
 open_clip = pytest.importorskip("open_clip")
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg  # noqa: E402

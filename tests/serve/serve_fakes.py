@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ramatch.results import Prediction
+from ramatch.prediction import Prediction
 
 
 class FakeVocabulary:

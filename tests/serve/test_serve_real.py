@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from ramatch.assets import photo_paths
 
-sys.path.append(str(Path(__file__).parents[1] / "model"))
+sys.path.append(str(Path(__file__).parents[1] / "modeling"))
 tiny_models = pytest.importorskip("tiny_models")
 
 
@@ -38,7 +38,7 @@ def test_a_vision_tower_alone_says_what_it_knows(client_for: Callable[..., TestC
     import torch
 
     from ramatch.config import preset
-    from ramatch.model.ram import RAM
+    from ramatch.modeling.ram import RAM
     from ramatch.recognizer import Recognizer, zero_shot
 
     backbone = tiny_models.backbone(text=False)
@@ -54,7 +54,7 @@ def test_a_vision_tower_alone_says_what_it_knows(client_for: Callable[..., TestC
 
 
 def test_the_interface_names_the_matchers_that_there_are() -> None:
-    from ramatch.model.matching import MATCHERS
+    from ramatch.modeling.matching import MATCHERS
     from ramatch.serve import schema, settings
 
     assert set(settings.MATCHERS) == set(MATCHERS)

@@ -12,7 +12,7 @@ from serve_fakes import FakeRecognizer, FakeVocabulary
 
 from ramatch.assets import photo_paths, vocabulary
 from ramatch.data.images import load_image
-from ramatch.report import write_report
+from ramatch.viz.report import write_report
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "align"))
 
 from align_helpers import put_squares
@@ -20,8 +20,8 @@ from ramatch import Recognizer
 from ramatch.config import RAMConfig
 from ramatch.data.annotations import Annotations, Record, Summary
 from ramatch.errors import RamatchError
-from ramatch.model.io import save_backbone
-from ramatch.model.ram import RAM
+from ramatch.modeling.checkpoints.folder import save_backbone
+from ramatch.modeling.ram import RAM
 from ramatch.train.adapt import BroadTargets, adapt_folder, broad_targets, leave_open
 from ramatch.train.kept import FitConfig, collect, fit, keep
 

@@ -11,20 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "align"))
 
 from align_helpers import put_squares
 from tiny_models import close, tiny_ram
 from train_tiny import LABELS, TARGETS, pictures
 
-from ramatch.align.run import load_pixels
 from ramatch.config import preset
 from ramatch.data import read_annotations
 from ramatch.data.views import mosaics, plain_views, random_views
 from ramatch.errors import RamatchError
-from ramatch.model.ram import RAM
+from ramatch.modeling.ram import RAM
 from ramatch.train.adapt import ADAPT, settings_from
+from ramatch.train.align_run import load_pixels
 from ramatch.train.kept import FitConfig, collect, fit, keep, with_mosaics
 
 # (which parts learn decides where the stem ends)
@@ -91,9 +91,9 @@ def test_views_are_the_image_its_mirror_and_crops():
 
 
 def test_taps_keep_their_order_beyond_ten_layers():
-    from ramatch.model.backbone import Backbone
-    from ramatch.model.preprocess import Preprocess
-    from ramatch.model.towers import TowerConfig
+    from ramatch.modeling.backbone import Backbone
+    from ramatch.modeling.preprocess import Preprocess
+    from ramatch.modeling.towers import TowerConfig
 
     vision = TowerConfig(16, 12, 2, 16, patch=8, image=16, stem_norm=True)
     ram = RAM(Backbone(vision, None, 8, Preprocess((16, 16))), preset("ramatch", adapted_layers=12, visual_prompts=0))

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramatch.bench import study as module
-from ramatch.bench.study import VARIANTS, Variant, own_score, score_rules, study
 from ramatch.cli import main
 from ramatch.config import preset
 from ramatch.errors import RamatchError
-from ramatch.model.ram import RAM
+from ramatch.modeling.ram import RAM
+from ramatch.train import study as module
 from ramatch.train.assemble import load_frozen
 from ramatch.train.evaluation import collect_scores, read_test
 from ramatch.train.kept import FitConfig, collect, fit, keep
+from ramatch.train.study import VARIANTS, Variant, own_score, score_rules, study
 
 SMALL = {"prompt_layers": 1, "adapted_layers": 1, "saa_layers": 1}
 
@@ -109,7 +109,7 @@ def test_a_study_cut_short_leaves_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
         raise RamatchError("out of memory")
 
     monkeypatch.setattr(module, "study", cut)
-    assert main(["bench", "study", "--model", "m", "--data", "d", "--json", str(tmp_path / "rows.json")]) == 2
+    assert main(["study", "--model", "m", "--data", "d", "--json", str(tmp_path / "rows.json")]) == 2
     assert [r["seed"] for r in json.loads((tmp_path / "rows.json").read_text())] == [0, 1]
 
 

@@ -7,7 +7,7 @@ import pytest
 from ramatch.data.benchmarks import BENCHMARKS
 from ramatch.errors import RamatchError
 from ramatch.train.config import FREE_ON_RESUME, DataConfig, ModelConfig, TrainConfig, differences
-from ramatch.train.recipes import dump_config, list_recipes, load_recipe, parse_value
+from ramatch.train.recipe import dump_config, list_recipes, load_recipe, parse_value
 
 
 def test_every_benchmark_has_a_recipe_that_loads() -> None:

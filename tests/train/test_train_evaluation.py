@@ -13,8 +13,8 @@ from train_tiny import SEEN, UNSEEN, tiny_backbone, tiny_config
 from ramatch.config import preset
 from ramatch.data.records import read_annotations
 from ramatch.errors import RamatchError
-from ramatch.evaluate import evaluate_scores
-from ramatch.model.ram import RAM
+from ramatch.evaluation import evaluate_scores
+from ramatch.modeling.ram import RAM
 from ramatch.recognizer import Recognizer
 from ramatch.train import ImageCache, calibrate, collect_scores, evaluate, evaluate_all, read_test, train
 
@@ -146,7 +146,7 @@ def test_calibration_on_a_split_or_a_random_part(tiny: Path, run: Path, tmp_path
     assert "which fitting did not get" in " ".join(given.notes), "not reported on the images it was fitted on"
     moved = tmp_path / "elsewhere"
     moved.mkdir()
-    for file in (run / "model").iterdir():
+    for file in (run / "modeling").iterdir():
         (moved / file.name).write_bytes(file.read_bytes())
     part = calibrate(moved, tiny / "data", share=0.5, **QUIET)
     assert "a random 50 %" in " ".join(part.notes)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from train_tiny import SEEN, UNSEEN, tiny_backbone, tiny_config
 
 from ramatch.errors import RamatchError
-from ramatch.model.io import save_backbone
+from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.train import ImageCache, load_recipe
 from ramatch.train.assemble import held_out, read_data
 from ramatch.train.config import DataConfig, OptimConfig
@@ -152,7 +152,9 @@ def test_unseen_labels_can_be_held_out(tiny: Path, tmp_path: Path) -> None:
 
 def test_start_from_a_trained_model(tiny: Path, tmp_path: Path) -> None:
     quiet(tiny_config(tiny, output=str(tmp_path / "a"), epochs=1))
-    second = quiet(tiny_config(tiny, output=str(tmp_path / "b"), epochs=1, model__init=str(tmp_path / "a" / "model")))
+    second = quiet(
+        tiny_config(tiny, output=str(tmp_path / "b"), epochs=1, model__init=str(tmp_path / "a" / "modeling"))
+    )
     entries = [e for e in read_log(second.folder / "log.jsonl") if e["kind"] == "eval"]
     first = json.loads((tmp_path / "a" / "eval.json").read_text())["validation"]["mAP"]
     assert entries[0]["mAP"] == pytest.approx(first)

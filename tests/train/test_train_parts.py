@@ -14,7 +14,7 @@ from train_tiny import tiny_backbone
 
 from ramatch.config import preset
 from ramatch.errors import RamatchError
-from ramatch.model.ram import RAM
+from ramatch.modeling.ram import RAM
 from ramatch.train.augment import augment, epoch_table
 from ramatch.train.config import AugmentConfig, OptimConfig
 from ramatch.train.ema import EMA

@@ -181,7 +181,7 @@ def test_changed_settings_are_refused_by_name(tiny: Path, tmp_path: Path) -> Non
 def test_changed_data_and_backbone_are_refused(tiny: Path, tmp_path: Path) -> None:
     from train_tiny import squares, tiny_backbone
 
-    from ramatch.model.io import save_backbone
+    from ramatch.modeling.checkpoints.folder import save_backbone
 
     save_backbone(tiny_backbone(), tmp_path / "backbone")
     squares(tmp_path / "data", train=40, test=4)

@@ -14,11 +14,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from ramatch.model.backbone import Backbone
-from ramatch.model.io import save_backbone
-from ramatch.model.preprocess import Preprocess
-from ramatch.model.tokenizer import Tokenizer
-from ramatch.model.towers import TowerConfig
+from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.checkpoints.folder import save_backbone
+from ramatch.modeling.preprocess import Preprocess
+from ramatch.modeling.tokenizer import Tokenizer
+from ramatch.modeling.towers import TowerConfig
 from ramatch.train.config import TrainConfig
 
 # a few labels and what is known of five pictures

@@ -35,7 +35,7 @@ def add_verbs(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..data.images import load_image
-    from ..explain import save_explanation
+    from ..viz import save_explanation
 
     labels = labels_of(arguments)
     image = load_image(arguments.image)

@@ -21,7 +21,7 @@ def add_verbs(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..files import new_folder
-    from ..model.authors import import_authors
+    from ..modeling.checkpoints.authors import import_authors
 
     out = new_folder(arguments.out)
     for note in import_authors(Path(arguments.checkpoint), out):

@@ -16,7 +16,7 @@ from ..errors import RamatchError
 from ._shared import MATCHERS, add_labels, add_model, count, labels_of, load_recognizer, share
 
 if TYPE_CHECKING:
-    from ..results import Prediction
+    from ..prediction import Prediction
 
 FORMATS = ("table", "json", "csv", "jsonl")
 TOP = 5  # labels per image, unless told
@@ -119,7 +119,7 @@ def _answer(answers: Iterator[Prediction], file: Output, arguments: argparse.Nam
     written = WRITERS[arguments.format](answers, file, maps=arguments.maps, **chosen)
     first = next(written, None) if arguments.report else None
     if first is not None:
-        from ..report import write_report
+        from ..viz.report import write_report
 
         shown, sources = _with_sources(chain([first], written))
         write_report(shown, sources, arguments.report, top=top or REPORT_TOP, threshold=arguments.threshold)

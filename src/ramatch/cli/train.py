@@ -157,7 +157,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     from ..errors import RamatchError
     from ..files import write_json
     from ..train import evaluate_all
-    from ..train.recipes import named_values
+    from ..train.recipe import named_values
 
     if arguments.localise:
         if arguments.settings:
@@ -184,8 +184,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 def _localise(arguments: argparse.Namespace) -> int:
+    from ..evaluation.maps import localise
     from ..files import write_json
-    from ..localise import localise
 
     report = localise(
         arguments.model, arguments.data, split=arguments.split, images_root=arguments.images_root,
@@ -199,7 +199,7 @@ def _localise(arguments: argparse.Namespace) -> int:
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
-    from ..evaluate.calibration import CalibrationSettings
+    from ..evaluation.calibration import CalibrationSettings
     from ..train import calibrate
 
     result = calibrate(
@@ -213,8 +213,8 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
 
 def run_align(arguments: argparse.Namespace) -> int:
-    from ..align.run import align_folder
     from ..data import read_classes
+    from ..train.align_run import align_folder
 
     test = arguments.test or "0"
     found = align_folder(

@@ -15,7 +15,7 @@ _HOMES = {
         "OptimConfig",
         "TrainConfig",
     ),
-    "recipes": ("list_recipes", "load_recipe"),
+    "recipe": ("list_recipes", "load_recipe"),
     "loop": ("RunResult", "train"),
     "batches": ("ImageCache",),
     "evaluation": ("Scores", "TestSet", "collect_scores", "evaluate", "evaluate_all", "load_model", "read_test"),

@@ -17,21 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..align.run import load_pixels
-from ..align.tags import mine_tags
 from ..config import RAMConfig, preset
 from ..data.annotations import Annotations, Record
 from ..data.captions import CaptionRecord, read_captions
+from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..files import new_folder, write_json, write_text
-from ..model.backbone import Backbone
-from ..model.io import save_ram
-from ..model.ram import RAM
+from ..modeling.backbone import Backbone
+from ..modeling.checkpoints.folder import save_ram
+from ..modeling.ram import RAM
+from .align_run import load_pixels
 from .assemble import find_data, load_frozen, read_split
 from .config import build, ram_settings
 from .distributed import pick_device
 from .kept import FitConfig, Kept, fit, keep, recognised, with_mosaics
-from .recipes import named_values
+from .recipe import named_values
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from ..data.annotations import Annotations
 from ..data.records import Paths, list_splits, read_annotations
 from ..errors import RamatchError
-from ..model.backbone import Backbone
-from ..model.io import is_model_folder, load_adapters
-from ..model.loading import BUNDLED
-from ..model.ram import RAM
+from ..modeling.backbone import Backbone
+from ..modeling.checkpoints.folder import is_model_folder, load_adapters
+from ..modeling.checkpoints.loading import BUNDLED
+from ..modeling.ram import RAM
 from .config import DataConfig, ModelConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

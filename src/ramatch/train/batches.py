@@ -20,7 +20,7 @@ from ..data.dataset import ImageLabelDataset
 from ..data.images import ImageError
 from ..data.sampler import ResumableSampler
 from ..data.transforms import train_transform
-from ..model.preprocess import Preprocess
+from ..modeling.preprocess import Preprocess
 from .augment import augment, epoch_table
 from .config import TrainConfig
 from .log import Progress

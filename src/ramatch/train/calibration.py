@@ -14,10 +14,10 @@ from .. import files
 from ..data.annotations import Annotations
 from ..data.records import list_splits, read_annotations
 from ..errors import RamatchError
-from ..evaluate.calibration import CalibrationSettings, Calibrator
-from ..evaluate.calibration_report import calibration_table
-from ..model.io import is_model_folder
-from ..model.loading import read_json
+from ..evaluation.calibration import CalibrationSettings, Calibrator
+from ..evaluation.calibration_report import calibration_table
+from ..modeling.checkpoints.folder import is_model_folder
+from ..modeling.checkpoints.loading import read_json
 from .assemble import find_data, held_out, read_split
 from .batches import ImageCache
 from .evaluation import FEATURES, Scores, collect_scores, load_model, read_test

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..config import RAMConfig, preset
 from ..errors import RamatchError
-from ..model.losses import LOSSES
+from ..modeling.losses import LOSSES
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 CACHES = ("none", "device")

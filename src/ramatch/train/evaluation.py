@@ -18,9 +18,9 @@ from ..data.benchmarks import read_protocol
 from ..data.records import read_annotations, read_classes
 from ..data.transforms import Normalize
 from ..errors import RamatchError
-from ..evaluate.protocol import Report, evaluate_scores
-from ..model.fast import FastOutput, FastRAM, suits
-from ..model.ram import RAM, Output
+from ..evaluation.protocol import Report, evaluate_scores
+from ..modeling.fast import FastOutput, FastRAM, suits
+from ..modeling.ram import RAM, Output
 from ..recognizer import PATIENCE, Recognizer
 from .assemble import DTYPES, find_data
 from .batches import ImageCache, image_loader, unguarded

@@ -12,10 +12,10 @@ import torch
 
 from .. import files
 from ..errors import RamatchError
-from ..model.loading import read_json
+from ..modeling.checkpoints.loading import read_json
 from . import checkpoint
 from .config import TrainConfig, differences
-from .recipes import dump_config
+from .recipe import dump_config
 
 README = """A training run of ramatch.
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
-from ..model.losses import LOSSES
-from ..model.ram import RAM, Labels, Output
-from ..model.region_set import Streams
+from ..modeling.losses import LOSSES
+from ..modeling.ram import RAM, Labels, Output
+from ..modeling.region_set import Streams
 from .config import OptimConfig
 from .optim import Temperatures
 

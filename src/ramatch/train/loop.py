@@ -21,9 +21,9 @@ from .. import files
 from ..data.sampler import ResumableSampler
 from ..data.transforms import Normalize
 from ..errors import RamatchError
-from ..evaluate.protocol import Report
-from ..model.io import load_adapters, save_ram
-from ..model.ram import RAM
+from ..evaluation.protocol import Report
+from ..modeling.checkpoints.folder import load_adapters, save_ram
+from ..modeling.ram import RAM
 from . import checkpoint
 from .assemble import DTYPES, TrainData, build_ram, find_data, read_data
 from .batches import Batch, ImageCache, make_batches

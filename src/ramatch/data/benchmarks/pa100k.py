@@ -1,0 +1,36 @@
+"""PA100K. Expected under the root: annotation.mat and the images in release_data/release_data/ (or data/)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ramatch.data.benchmarks.common import Owned, Pairs, check_names, label_rows, load_mat, need, relative, strings
+from ramatch.data.records import read_classes
+from ramatch.errors import RamatchError
+
+PAGE = "https://github.com/xh-liu/HydraPlus-Net"
+CLASSES = Path(__file__).parents[1] / "classes" / "pa100k_classes26.txt"
+
+
+def load(root: Path) -> Owned:
+    """The official training and test sets; the validation set is left aside."""
+    path = need(root, "annotation.mat", "annotation/annotation.mat", what="annotation file", page=PAGE)
+    names = ("release_data/release_data", "release_data", "data", "images")
+    prefix = relative(need(root, *names, what="image folder", page=PAGE), root)
+    content = load_mat(path)
+    keys = ("attributes", "train_images_name", "train_label", "test_images_name", "test_label")
+    absent = [k for k in keys if k not in content]
+    if absent:
+        raise RamatchError(f"{path}: no variable {', '.join(absent)} in it; not PA100K's annotation file")
+    classes = read_classes(CLASSES)
+    check_names(strings(content["attributes"]), classes, path)
+
+    def pairs(part: str) -> Pairs:
+        images, labels = strings(content[f"{part}_images_name"]), np.asarray(content[f"{part}_label"])
+        if labels.shape != (len(images), len(classes)):
+            raise RamatchError(f"{path}: {part}_label has shape {labels.shape} for {len(images)} images")
+        return [(f"{prefix}/{n}", row) for n, row in zip(images, label_rows(labels, classes), strict=True)]
+
+    return Owned(pairs("train"), pairs("test"))

@@ -1,1 +1,0 @@
-"""Data sets as their owners distribute them, one module each: `load(root) -> Owned`."""

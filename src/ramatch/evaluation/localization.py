@@ -1,0 +1,178 @@
+"""Do the maps point at the thing? Pointing game, mass inside, IoU, against boxes or masks.
+
+A map (h, w) covers the whole image evenly, whatever the two sizes are: cell (r, c) is centred at pixel
+((c + 0.5) W / w, (r + 0.5) H / h) of an image of size (W, H). The truth of a label is either boxes (k, 4) as
+x0, y0, x1, y1 in pixels (several: any of them counts, their union is the region) or one mask (H, W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from ramatch.errors import RamatchError
+from ramatch.evaluation.metrics import Array, as_array
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Where one label is in one image: `boxes` (k, 4) in pixels or `mask` (H, W), of an image of `size` (W, H)."""
+
+    size: tuple[int, int]
+    boxes: np.ndarray | None = None
+    mask: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        width, height = self.size
+        if (self.boxes is None) == (self.mask is None):
+            raise RamatchError("the truth of a label is either boxes or a mask")
+        if self.boxes is not None:
+            boxes = np.asarray(self.boxes, dtype=np.float64).reshape(-1, 4)
+            if not len(boxes) or not np.isfinite(boxes).all() or (boxes[:, :2] >= boxes[:, 2:]).any():
+                raise RamatchError(f"boxes must be x0 < x1, y0 < y1 in pixels, got {boxes.tolist()}")
+            object.__setattr__(self, "boxes", boxes)
+        else:
+            mask = as_array(self.mask).astype(bool)
+            if mask.shape != (height, width) or not mask.any():
+                raise RamatchError(
+                    f"a mask must be (height, width) = {(height, width)} and not empty, got {mask.shape}"
+                )
+            object.__setattr__(self, "mask", mask)
+
+    def region(self) -> np.ndarray:
+        """(H, W) bool: pixels whose centre lies in a box or in the mask."""
+        if self.mask is not None:
+            return self.mask
+        assert self.boxes is not None
+        width, height = self.size
+        x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
+        x0, y0, x1, y1 = self.boxes.T[..., None]
+        inside = ((y >= y0) & (y < y1))[:, :, None] & ((x >= x0) & (x < x1))[:, None, :]
+        return inside.any(0)
+
+    def distance(self, points: np.ndarray) -> np.ndarray:
+        """Distance in pixels of points (k, 2) as x, y to the nearest box or masked pixel; 0 inside."""
+        if self.boxes is not None:
+            nearest = np.clip(points[:, None], self.boxes[:, :2], self.boxes[:, 2:])  # (k, boxes, 2)
+            return np.linalg.norm(points[:, None] - nearest, axis=-1).min(1)
+        rows, columns = np.nonzero(self.region())
+        low = np.stack([columns, rows], axis=1).astype(np.float64)  # a pixel is the square from here to here + 1
+        return np.array([np.linalg.norm(p - np.clip(p, low, low + 1), axis=-1).min() for p in points])
+
+
+def pointing_game(heat: Array, truth: Truth, *, tolerance: float = 15.0) -> float:
+    """1 if the map's maximum falls on the label or within `tolerance` pixels of it (the usual 15), else 0.
+
+    A maximum shared by several cells scores the share of them that hit, so a flat map gets what chance would.
+    """
+    cells = _map(heat)
+    rows, columns = np.nonzero(cells == cells.max())
+    scale = np.array([truth.size[0] / cells.shape[1], truth.size[1] / cells.shape[0]])
+    points = (np.stack([columns, rows], axis=1) + 0.5) * scale
+    return float((truth.distance(points) <= tolerance).mean())
+
+
+def mass_inside(heat: Array, truth: Truth) -> float:
+    """Share of the map's mass on the label, no threshold needed: for a plan's column, the mass sent to the right place."""
+    cells = np.clip(_map(heat), 0, None)
+    weight = _cell_shares(truth, cells.shape)
+    total = cells.sum()
+    return float((cells * weight).sum() / total) if total > 0 else float(weight.mean())
+
+
+def map_iou(heat: Array, truth: Truth, *, threshold: float = 0.5) -> float:
+    """IoU of the region where the map, resized bilinearly, reaches `threshold` of its maximum, with the truth's region."""
+    cells = np.clip(_map(heat), 0, None)
+    if cells.max() <= 0:
+        return 0.0
+    small = torch.from_numpy(np.ascontiguousarray(cells))[None, None]
+    full = interpolate(small, size=truth.size[::-1], mode="bilinear", align_corners=False)[0, 0].numpy()
+    found, there = full >= threshold * full.max(), truth.region()
+    return float((found & there).sum() / max((found | there).sum(), 1))
+
+
+@dataclass
+class Localisation:
+    """Adds up images: `add` each with its maps, then `result` in percent, per class and overall.
+
+    `chance` is the share of the image that the truth covers, which a map that knows nothing gets as mass inside; a
+    map that always points at the centre gets `centre` in the pointing game. A score means something above these.
+    """
+
+    tolerance: float = 15.0
+    threshold: float = 0.5
+    _sums: dict[str, np.ndarray] = field(default_factory=dict)
+
+    KEYS = ("pointing", "mass", "IoU", "centre", "chance")
+
+    def add(self, labels: Sequence[str], maps: Array, truths: Sequence[Truth]) -> None:
+        """Maps (n labels, h, w) of the labels present in one image, each with its truth."""
+        stack = as_array(maps)
+        if stack.ndim != 3 or not len(labels) == len(stack) == len(truths):
+            raise RamatchError(f"{len(labels)} labels, maps {stack.shape} and {len(truths)} truths do not fit together")
+        for label, heat, truth in zip(labels, stack, truths, strict=True):
+            numbers = (
+                pointing_game(heat, truth, tolerance=self.tolerance),
+                mass_inside(heat, truth),
+                map_iou(heat, truth, threshold=self.threshold),
+                pointing_game(np.ones((1, 1)), truth, tolerance=self.tolerance),
+                float(truth.region().mean()),
+            )
+            self._sums[label] = self._sums.get(label, np.zeros(6)) + np.array([*numbers, 1.0])
+
+    def result(self) -> dict[str, Any]:
+        """{"pointing", ... : mean over pairs, "class_pointing", ...: mean over classes, "per_class", "pairs"}."""
+        per_class = {
+            label: {**self._percent(sums), "pairs": int(sums[-1])} for label, sums in sorted(self._sums.items())
+        }
+        total = np.sum(list(self._sums.values()), axis=0) if self._sums else np.zeros(6)
+        classes = [sums / sums[-1] for sums in self._sums.values()] or [np.zeros(6)]
+        means = self._percent(np.append(np.mean(classes, axis=0)[:-1], 1.0))
+        return {
+            **self._percent(total),
+            **{f"class_{key}": value for key, value in means.items()},
+            "pairs": int(total[-1]),
+            "per_class": per_class,
+        }
+
+    def to_table(self, *, markdown: bool = False) -> str:
+        """Two lines of numbers: over all pairs, and the mean over classes."""
+        result = self.result()
+        head = ["", *self.KEYS]
+        body = [
+            [name, *(f"{result[prefix + key]:.1f}" for key in self.KEYS)]
+            for name, prefix in (("pairs", ""), ("classes", "class_"))
+        ]
+        if markdown:
+            return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---", *["---:"] * 5], *body])
+        return "\n".join(line[0].ljust(8) + "".join(cell.rjust(10) for cell in line[1:]) for line in [head, *body])
+
+    def _percent(self, sums: np.ndarray) -> dict[str, float]:
+        return {key: float(100 * value / max(sums[-1], 1)) for key, value in zip(self.KEYS, sums[:-1], strict=True)}
+
+
+def _map(heat: Array) -> np.ndarray:
+    cells = as_array(heat).astype(np.float64)
+    if cells.ndim != 2 or cells.size == 0 or not np.isfinite(cells).all():
+        raise RamatchError(f"a map must be (h, w) with finite numbers, got {cells.shape}")
+    return cells
+
+
+def _cell_shares(truth: Truth, grid: tuple[int, ...]) -> np.ndarray:
+    """(h, w): the share of each cell's area that the truth covers."""
+    region = truth.region().astype(np.float64)
+    rows, columns = (_overlap(size, cells) for size, cells in zip(region.shape, grid, strict=True))
+    return rows @ region @ columns.T
+
+
+def _overlap(pixels: int, cells: int) -> np.ndarray:
+    """(cells, pixels): the share of each cell, along one axis, that each pixel takes."""
+    edges = np.arange(cells + 1) * pixels / cells
+    left = np.arange(pixels)
+    shared = np.minimum(edges[1:, None], left + 1) - np.maximum(edges[:-1, None], left)
+    return np.clip(shared, 0, None) * cells / pixels

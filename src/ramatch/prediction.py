@@ -1,0 +1,135 @@
+"""What a recognition returns: typed, validated, able to show itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from .errors import RamatchError
+
+SHARPNESS = 12.0  # of similarity maps
+
+
+class Tag(NamedTuple):
+    """One label of one image."""
+
+    label: str
+    probability: float
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """One image's answer for every label of the vocabulary.
+
+    labels: N names. scores (N,): for ranking. probabilities (N,) in [0, 1]; `calibrated` says of which kind: calibrated ones
+    answer "is it there?" for each label by itself, others share out one certainty among the labels of the vocabulary and
+    so sum to 1. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps
+    were asked for; each column of the plan sums to 1. source: the file's name; size: (width, height) of the image.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: np.ndarray
+    scores: np.ndarray
+    calibrated: bool
+    grid: tuple[int, int]
+    similarities: np.ndarray | None = None
+    plan: np.ndarray | None = None
+    marginal: np.ndarray | None = None
+    source: str | None = None
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        n, m = len(self.labels), self.grid[0] * self.grid[1]
+        for name, shape in (
+            ("probabilities", (n,)),
+            ("scores", (n,)),
+            ("similarities", (m, n)),
+            ("plan", (m, n)),
+            ("marginal", (m,)),
+        ):
+            value = getattr(self, name)
+            if value is not None and value.shape != shape:
+                raise ValueError(f"{name} has shape {value.shape}, expected {shape}")
+
+    def tags(self) -> list[Tag]:
+        """All labels, best first; ties in the order of the vocabulary."""
+        order = np.argsort(-self.scores, kind="stable")
+        return [Tag(self.labels[i], float(self.probabilities[i]), float(self.scores[i])) for i in order]
+
+    def top(self, k: int = 10) -> list[Tag]:
+        """The k best labels."""
+        return self.tags()[:k]
+
+    def above(self, threshold: float = 0.5) -> list[Tag]:
+        """The labels that are at least this probable, best first."""
+        return [tag for tag in self.tags() if tag.probability >= threshold]
+
+    def heatmap(self, label: str, *, kind: str = "similarity", size: tuple[int, int] | None = None) -> np.ndarray:
+        """Where a label is, over the grid (rows, columns), in [0, 1] with the largest at 1.
+
+        kind "similarity": how much each region looks like the label, which shows the whole object; "plan": the label's
+        transport weights, which show where it won against the other labels (the paper's individual view). `size` = (width,
+        height) resizes smoothly to an image. The map says where the label would be; whether it is there says its probability.
+        """
+        if label not in self.labels:
+            raise RamatchError(f"'{label}' is not in the vocabulary of this prediction")
+        values = {"similarity": self.similarities, "plan": self.plan}
+        if kind not in values:
+            raise RamatchError(f"unknown kind of map '{kind}'; known: {', '.join(values)}")
+        if kind == "similarity" and self.similarities is None:
+            kind = "plan"
+        if (chosen := values[kind]) is None:
+            raise RamatchError("this prediction has no maps; predict with maps=True")
+        weights = chosen[:, self.labels.index(label)].reshape(self.grid).astype(np.float32)
+        if kind == "similarity":  # cosines lie close together: stretch them so that 0.1 below the best is a third of it
+            weights = np.exp((weights - weights.max()) * SHARPNESS)
+            weights = weights - weights.min() if np.ptp(weights) > 0 else weights
+        heat = weights / max(float(weights.max()), 1e-12)
+        if size is None:
+            return heat
+        picture = Image.fromarray(heat).resize(size, Image.Resampling.BICUBIC)
+        return np.clip(np.asarray(picture), 0, 1)
+
+    def plot(self, image: Any = None, path: str | Path | None = None, *, top: int = 8) -> Any:
+        """The best labels' maps over the image as a matplotlib figure, also written to `path` (PNG, SVG, PDF) if given.
+
+        `image`: anything `predict` takes; by default the file this prediction was made from.
+        """
+        from .data.images import load_image
+        from .viz import label_pictures, save
+
+        if image is None and self.source is None:
+            raise RamatchError("this prediction does not know its image; give it: plot(image)")
+        figure = label_pictures(self, load_image(self.source if image is None else image), top=top)
+        if path is not None:
+            save(figure, path)
+        return figure
+
+    def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
+        """Plain data for JSON: the chosen labels with probability and score, and their maps if asked for."""
+        tags = self.tags()
+        if threshold is not None:
+            tags = [tag for tag in tags if tag.probability >= threshold]
+        if top is not None:
+            tags = tags[:top]
+        entries = []
+        for tag in tags:
+            entry: dict[str, Any] = {
+                "label": tag.label,
+                "probability": round(tag.probability, 4),
+                "score": round(tag.score, 5),
+            }
+            if maps:
+                entry["map"] = self.heatmap(tag.label).astype(float).round(3).tolist()
+            entries.append(entry)
+        out: dict[str, Any] = {"image": self.source, "labels": entries, "calibrated": self.calibrated}
+        if self.size is not None:
+            out["width"], out["height"] = self.size
+        if maps:
+            out["grid"] = list(self.grid)
+        return out

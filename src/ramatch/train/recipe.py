@@ -1,0 +1,96 @@
+"""Recipes: training configs as YAML, one per experiment a person would want to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import RamatchError, require
+from .config import TrainConfig, set_key
+
+
+def list_recipes() -> dict[str, str]:
+    """Names of the recipes in the package, each with the first line of its comment."""
+    found = {}
+    for file in sorted(_folder().glob("*.yaml")):
+        first = file.read_text(encoding="utf-8").split("\n", 1)[0]
+        found[file.stem] = first.lstrip("# ").rstrip()
+    return found
+
+
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """A recipe of the package by name, or a YAML (or JSON) file, with overrides like "optim.lr=1e-4" applied on top.
+
+    A value is read as JSON where it can be (`true`, `null`, `3`, `["a", "b"]`), else as text.
+    """
+    values = _read(_find(name_or_path))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise RamatchError(f"override '{override}' must look like name=value, for example optim.lr=1e-4")
+        set_key(values, key.strip(), parse_value(text.strip()))
+    return TrainConfig.from_dict(values)
+
+
+def named_values(overrides: Sequence[str], known: Iterable[str]) -> dict[str, Any]:
+    """`name=value` texts as values by name; a name that is not known is an error that lists those that are."""
+    names, found = list(known), {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or name not in names:
+            raise RamatchError(f"'{override}': expected name=value with a name of {', '.join(names)}")
+        found[name] = parse_value(text)
+    return found
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line: JSON where it parses, None for `none` and `null` (see `build`), else the text itself."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def dump_config(config: TrainConfig) -> str:
+    """YAML of the whole config. Without PyYAML it is written as JSON, which YAML readers take too."""
+    try:
+        import yaml
+    except ImportError:
+        return json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def _folder() -> Path:
+    return Path(__file__).parent / "recipes"
+
+
+def _find(name: str | Path) -> Path:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    inside = _folder() / f"{name}.yaml"
+    if len(Path(name).parts) == 1 and inside.is_file():
+        return inside
+    raise RamatchError(f"no recipe '{name}': give a YAML file or one of {', '.join(list_recipes())}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        values = json.loads(text)
+    except ValueError:
+        yaml = require("yaml", "train")
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RamatchError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise RamatchError(f"{path}: a recipe is a set of named values, this is a {type(values).__name__}")
+    return values

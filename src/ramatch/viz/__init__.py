@@ -1,0 +1,23 @@
+"""Heat maps and plan pictures: the paper's three views of a prediction, for any image."""
+
+from ramatch.viz._sheet import save
+from ramatch.viz.overlay import overlay
+from ramatch.viz.pictures import (
+    compare_matchers,
+    explanation,
+    label_pictures,
+    marginal_picture,
+    plan_picture,
+    save_explanation,
+)
+
+__all__ = [
+    "compare_matchers",
+    "explanation",
+    "label_pictures",
+    "marginal_picture",
+    "overlay",
+    "plan_picture",
+    "save",
+    "save_explanation",
+]

@@ -1,0 +1,206 @@
+"""The transport plan as a matrix: labels down, regions across, the labels that count in red boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ramatch.errors import RamatchError
+from ramatch.viz import _sheet as s
+from ramatch.viz._blocks import full_heat, positions, ranking, require_plan
+from ramatch.viz._sheet import Sheet, elide
+from ramatch.viz.overlay import INK as INK_RAMP
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ramatch.prediction import Prediction
+
+_NAMED = 40  # up to so many labels each has a row with its name
+_SHOWN = 24  # of more labels so many do, and the rest lies below in thin rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which labels get a named row, which a thin one, and which are marked; columns of the plan, top to bottom."""
+
+    named: tuple[int, ...]
+    thin: tuple[int, ...]
+    marked: frozenset[int]
+
+    @property
+    def row_height(self) -> float:
+        return 0.30 if len(self.named) <= 8 else 0.21
+
+    @property
+    def named_height(self) -> float:
+        return len(self.named) * self.row_height
+
+    @property
+    def thin_height(self) -> float:
+        return float(np.clip(len(self.thin) * 0.011, 0.5, 2.6)) if self.thin else 0.0
+
+    @property
+    def height(self) -> float:
+        return self.named_height + (self.thin_height + 0.1 if self.thin else 0.0)
+
+
+def choose_rows(predictions: Sequence[Prediction], truth: Sequence[str] | None, top: int, *, by_score: bool) -> Rows:
+    """Marked are the truth, or else the first prediction's `top` labels; they always get a named row.
+
+    Rows run in the order of the scores, or of the vocabulary, which several predictions share.
+    """
+    first = predictions[0]
+    if not first.labels:
+        raise RamatchError("no label to draw: the vocabulary is empty")
+    orders = [ranking(p).tolist() for p in predictions]
+    marked = positions(first, truth, "true label") if truth is not None else orders[0][:top]
+    # Best rank under any prediction, so that what one matcher gets wrong is on the picture of all.
+    rank = np.min([np.argsort(order) for order in orders], axis=0)
+    by_rank = np.argsort(rank, kind="stable").tolist()
+    if len(first.labels) <= _NAMED:
+        chosen = set(by_rank)
+    else:
+        chosen = set(marked)
+        chosen |= set([i for i in by_rank if i not in chosen][: max(_SHOWN - len(chosen), 3)])
+    order = orders[0] if by_score else list(range(len(first.labels)))
+    return Rows(
+        named=tuple(i for i in order if i in chosen),
+        thin=tuple(i for i in order if i not in chosen),
+        marked=frozenset(marked),
+    )
+
+
+def plan_scale(predictions: Sequence[Prediction]) -> float:
+    """The weight, in multiples of the uniform one, drawn darkest: all but the top 0.3 % lie below."""
+    tops = []
+    for prediction in predictions:
+        plan = require_plan(prediction)
+        tops.append(float(np.quantile(plan, 0.997)) * len(plan) if plan.size else 1.0)
+    return max(*tops, 2.0)
+
+
+@dataclass
+class Matrix:
+    """One prediction's plan. `names` and `bars` say how much room labels and probabilities get beside it, in inches."""
+
+    prediction: Prediction
+    rows: Rows
+    vmax: float
+    names: float = 1.75
+    bars: float = 1.15
+    key: bool = True
+    strip: bool = True  # keep room for the marginal below, drawn if the prediction has one
+
+    _HEAD, _STRIP, _FOOT = 0.30, 0.16, 0.42
+
+    def height(self, width: float) -> float:
+        strip = self._STRIP + 0.08 if self.strip else 0.0
+        return (self._HEAD if self.key else 0.0) + self.rows.height + strip + self._FOOT
+
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
+        plan = require_plan(self.prediction)
+        weights = plan.T * plan.shape[0]  # (N, M), 1 is uniform
+        left, wide = x + self.names, width - self.names - self.bars
+        if self.key:
+            self._draw_key(sheet, left, y, wide)
+            y += self._HEAD
+        axes = sheet.axes(left, y, wide, self.rows.named_height, frame=True)
+        self._image(axes, weights[list(self.rows.named)], self.vmax)
+        self.draw_names(sheet, x, y)
+        if self.bars:
+            self._draw_bars(sheet, y, left + wide)
+        self._boxes(axes)
+        y += self.rows.named_height
+        if self.rows.thin:
+            y += 0.1
+            self._draw_thin(sheet, weights, y, left, wide)
+            y += self.rows.thin_height
+        if self.strip:
+            y += 0.08
+            if self.prediction.marginal is not None:
+                marginal = np.asarray(self.prediction.marginal, dtype=np.float64)
+                axes = sheet.axes(left, y, wide, self._STRIP, frame=True)
+                self._image(axes, marginal[None], full_heat(marginal))
+            y += self._STRIP
+        self._draw_axis(sheet, left, y, wide)
+
+    def _image(self, axes: Axes, weights: np.ndarray, vmax: float, interpolation: str = "nearest") -> None:
+        cmap = s.colormap(INK_RAMP)
+        axes.imshow(weights, aspect="auto", cmap=cmap, vmin=0, vmax=vmax, interpolation=interpolation)
+        self._grid_lines(axes)
+
+    def _grid_lines(self, axes: Axes) -> None:
+        rows, columns = self.prediction.grid
+        for row in range(1, rows):
+            axes.axvline(row * columns - 0.5, color=s.RULE, linewidth=0.5)
+
+    def draw_names(self, sheet: Sheet, x: float, y: float) -> None:
+        """The labels beside their rows, the marked ones in red; a comparison draws them once for all its plans."""
+        if not self.names:
+            return
+        right, step = x + self.names - 0.1, self.rows.row_height
+        size = 9.0 if step >= 0.25 else 8.0
+        for row, i in enumerate(self.rows.named):
+            marked = i in self.rows.marked
+            style = {"color": s.RED, "fontweight": "bold"} if marked else {"color": s.INK}
+            name = elide(self.prediction.labels[i], self.names - 0.15, size, bold=marked)
+            sheet.text(right, y + (row + 0.5) * step, name, size, ha="right", **style)
+        y += self.rows.named_height
+        if self.rows.thin:
+            middle = y + 0.1 + self.rows.thin_height / 2
+            sheet.text(right, middle, f"{len(self.rows.thin):,} more labels", 8.5, ha="right", color=s.MUTED)
+            y += 0.1 + self.rows.thin_height
+        if self.strip:
+            sheet.text(right, y + 0.08 + self._STRIP / 2, "region marginal ũ", 8.5, ha="right", color=s.MUTED)
+
+    def _draw_bars(self, sheet: Sheet, y: float, x: float) -> None:
+        step, full = self.rows.row_height, self.bars - 0.5
+        for row, i in enumerate(self.rows.named):
+            p, marked = float(self.prediction.probabilities[i]), i in self.rows.marked
+            top, colour = y + (row + 0.2) * step, s.RED if marked else s.GREY
+            share = float(np.clip(p, 0, 1))
+            sheet.rectangle(x + 0.1, top, full * share, 0.6 * step, facecolor=colour, edgecolor="none")
+            style = {"ha": "right", "color": s.INK if marked else s.MUTED}
+            sheet.text(x + self.bars, top + 0.3 * step, f"{p:.2f}", 8.0 if step >= 0.25 else 7.5, **style)
+
+    def _boxes(self, axes: Axes) -> None:
+        patch = s.require("matplotlib.patches", extra="explain").Rectangle
+        regions = self.prediction.grid[0] * self.prediction.grid[1]
+        for row, i in enumerate(self.rows.named):
+            if i in self.rows.marked:
+                box = patch((-0.5, row - 0.5), regions, 1, fill=False, edgecolor=s.RED, linewidth=1.6, clip_on=False)
+                box.set_gid(f"marked-{i}")
+                axes.add_patch(box)
+
+    def _draw_thin(self, sheet: Sheet, weights: np.ndarray, y: float, left: float, wide: float) -> None:
+        high = self.rows.thin_height
+        axes = sheet.axes(left, y, wide, high, frame=True)
+        self._image(axes, weights[list(self.rows.thin)], self.vmax, "antialiased")
+        if self.bars:
+            p = np.clip(np.asarray(self.prediction.probabilities)[list(self.rows.thin)], 0, 1)
+            side = sheet.axes(left + wide + 0.1, y, self.bars - 0.5, high)
+            side.barh(np.arange(len(p)), p, height=1.0, color=s.GREY, linewidth=0)
+            side.set(xlim=(0, 1), ylim=(len(p) - 0.5, -0.5))
+            side.axis("off")
+
+    def _draw_key(self, sheet: Sheet, left: float, y: float, wide: float) -> None:
+        number = f"{self.vmax:.2g}× uniform"
+        right = left + wide - s.text_width(number, 8) - 0.12
+        bar = sheet.axes(right - 1.0, y + 0.05, 1.0, 0.1, frame=True)
+        bar.imshow(np.arange(256)[None], aspect="auto", cmap=s.colormap(INK_RAMP))
+        sheet.text(right - 1.06, y + 0.1, "weight 0", 8, ha="right", color=s.MUTED)
+        sheet.text(left + wide, y + 0.1, number, 8, ha="right", color=s.MUTED)
+        if self.bars:
+            sheet.text(left + wide + 0.1, y + 0.1, "probability", 8, color=s.MUTED)
+
+    def _draw_axis(self, sheet: Sheet, left: float, y: float, wide: float) -> None:
+        rows, columns = self.prediction.grid
+        step = -(-rows * 22 // max(int(wide * 72), 1))  # at least 22 points from one number to the next
+        for row in range(0, rows, max(step, 1)):
+            sheet.text(left + wide * (row + 0.5) / rows, y + 0.1, str(row + 1), 7.5, ha="center", color=s.MUTED)
+        text = f"regions, by row of the {rows} × {columns} grid"
+        sheet.text(left + wide / 2, y + 0.29, text, 8.5, ha="center", color=s.MUTED)

@@ -1,0 +1,160 @@
+"""One self-contained HTML page of many images with their labels and region maps.
+
+It opens from the disk without a server: style, script and pictures are inside. Everything that comes from outside
+(labels, file names, the title) is escaped, and a content policy forbids the page to load or send anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import os
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from PIL import Image
+
+from ramatch.data.images import ImageError, load_image
+from ramatch.errors import RamatchError
+from ramatch.files import write_atomic
+from ramatch.prediction import Prediction
+
+_PARTS = Path(__file__).parent / "assets" / "report"
+_SHARED = Path(__file__).parent / "serve" / "page"  # the web page's colours, label list and map drawing
+
+
+def write_report(
+    predictions: Iterable[Prediction],
+    images: Iterable[Any],
+    out_path: str | os.PathLike[str],
+    *,
+    title: str = "What is in these pictures?",
+    top: int = 10,
+    threshold: float | None = None,
+    maps: bool = True,
+    max_side: int = 640,
+    note: str = "",
+) -> Path:
+    """Write the page and return its path.
+
+    predictions, images: as many of each, in the same order; images as `Recognizer.predict` takes them. Both may be
+        generators: one picture is held at a time.
+    top: labels listed per image. threshold: labels below it are shown faintly and are not found by the filter.
+    maps: with region maps, for predictions made with maps=True.
+    max_side: pictures are inlined as JPEG, no larger than this many pixels. note: a line under the title.
+    An existing file is replaced only when the new one is complete.
+    """
+    if top < 1:
+        raise RamatchError(f"top={top}: a report lists at least 1 label per image")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise RamatchError(f"threshold={threshold} is not a probability; use 0 to 1")
+    path = Path(out_path)
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "w", encoding="utf-8") as file:
+            _head(file, title, note)
+            for prediction, image in _pairs(predictions, images):
+                _card(file, prediction, image, top, threshold, maps, max_side)
+            _tail(file)
+
+    try:
+        write_atomic(path, write)
+    except OSError as error:
+        raise RamatchError(f"cannot write the report to {path}: {error.strerror or error}") from error
+    return path
+
+
+def _pairs(predictions: Iterable[Prediction], images: Iterable[Any]) -> Iterator[tuple[Prediction, Any]]:
+    missing = object()
+    for prediction, image in zip_longest(predictions, images, fillvalue=missing):
+        if prediction is missing or image is missing:
+            raise RamatchError("a report needs exactly one prediction for each image; one of the two lists is shorter")
+        yield prediction, image  # type: ignore[misc]
+
+
+def _head(file: TextIO, title: str, note: str) -> None:
+    style = _read(_SHARED / "base.css", _PARTS / "report.css")
+    script = _script()
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
+    shown = html.escape(title)
+    file.write(
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{shown}</title>\n'
+        f"<style>{style}</style>\n</head>\n<body>\n<header>\n"
+        f'<div class="line"><h1>{shown}</h1>'
+        f'<button class="button" id="theme" type="button" aria-label="Switch between light and dark">◐</button></div>\n'
+        f'<p class="tip">{html.escape(note)}</p>\n'
+        f'<div class="find"><label class="hush" for="filter">Show images with this label</label>'
+        f'<input class="field" id="filter" type="search" placeholder="Show images with…" autocomplete="off">'
+        f'<p id="count" role="status" aria-live="polite"></p></div>\n'
+        f'<ul id="common" aria-label="Most frequent labels"></ul>\n</header>\n<main id="cards">\n'
+    )
+
+
+def _tail(file: TextIO) -> None:
+    file.write(
+        f'</main>\n<p id="nothing" hidden>No image has this label.</p>\n<script>{_script()}</script>\n</body>\n</html>\n'
+    )
+
+
+def _card(
+    file: TextIO, prediction: Prediction, image: Any, top: int, threshold: float | None, maps: bool, max_side: int
+) -> None:
+    name = html.escape(Path(prediction.source).name if prediction.source else "image", quote=True)
+    rows, columns = prediction.grid
+    file.write(
+        f'<article class="card" data-grid="{rows} {columns}">\n<div class="heat">{_picture(image, name, max_side)}</div>\n'
+    )
+    file.write(f'<h2 title="{name}">{name}</h2>\n<ol>\n')
+    for tag in prediction.top(top):
+        label = html.escape(tag.label, quote=True)
+        below = threshold is not None and tag.probability < threshold
+        grid = f' data-map="{_bytes(prediction.heatmap(tag.label))}"' if maps and prediction.plan is not None else ""
+        file.write(
+            f'<li><button type="button" class="label{" below" if below else ""}" aria-pressed="false" '
+            f'data-p="{float(tag.probability):.4f}" data-label="{label}"{grid}><span class="name" title="{label}">{label}</span>'
+            f'<span class="track" aria-hidden="true"><span class="fill"></span></span>'
+            f'<span class="value">{_percent(tag.probability)}</span></button></li>\n'
+        )
+    file.write("</ol>\n</article>\n")
+
+
+def _picture(image: Any, name: str, max_side: int) -> str:
+    try:
+        picture = load_image(image)
+    except ImageError as error:  # it was readable when it was tagged; a report of the others is still worth having
+        return f'<p class="lost">The picture can no longer be read: {html.escape(error.reason)}</p>'
+    picture.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=82, optimize=True, progressive=True)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    size = f'width="{picture.width}" height="{picture.height}"'
+    return f'<img alt="{name}" {size} src="data:image/jpeg;base64,{data}"><canvas aria-hidden="true"></canvas>'
+
+
+def _bytes(heat: np.ndarray) -> str:
+    """A map (H, W) in [0, 1] as base64 of one byte per region, row by row."""
+    return base64.b64encode(np.rint(np.clip(heat, 0, 1) * 255).astype(np.uint8).tobytes()).decode()
+
+
+def _percent(probability: float) -> str:
+    return "&lt;1 %" if 0 < probability < 0.005 else f"{100 * probability:.0f} %"
+
+
+def _script() -> str:
+    return _read(_SHARED / "theme.js", _SHARED / "heat.js", _PARTS / "report.js")
+
+
+def _read(*paths: Path) -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+def _hash(text: str) -> str:
+    """Source expression of a content policy that allows exactly this inline text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

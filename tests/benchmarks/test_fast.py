@@ -1,0 +1,314 @@
+"""FastRAM gives RAM's own numbers, for every setting that changes the computation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import close, tiny_ram
+
+from ramatch.config import CHOICES
+from ramatch.errors import RamatchError
+from ramatch.modeling.fast import FastRAM
+
+LABELS = ["cat", "red traffic light", "kite", "very old dog", "rain"]
+
+
+def images(batch: int = 3, height: int = 32, width: int = 32) -> torch.Tensor:
+    g = torch.Generator().manual_seed(3)
+    return torch.randint(0, 256, (batch, 3, height, width), generator=g, dtype=torch.uint8)
+
+
+def alive(ram):
+    """BatchNorm's statistics away from zero and one, so that folding them can go wrong."""
+    g = torch.Generator().manual_seed(7)
+    for module in ram.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.copy_(torch.randn(module.running_mean.shape, generator=g) * 0.3)
+            module.running_var.copy_(torch.rand(module.running_var.shape, generator=g) + 0.5)
+    return ram
+
+
+def plain(ram, pixels, labels):
+    with torch.no_grad():
+        output = ram.recognise(ram.trunk(ram.preprocess.normalise(pixels)), labels)
+        return output, ram.score(output)
+
+
+def encode(ram, names=LABELS):
+    with torch.no_grad():
+        return ram.encode_labels(names)
+
+
+SETTINGS = {
+    "ours": ("ramatch", "clip", {}),
+    "paper": ("paper", "clip", {}),
+    "dinov2": ("ramatch", "dual", {}),
+    "dinov2, paper": ("paper", "dual", {}),
+    "all layers, sum, full mask": ("reference", "clip", {"stop": "marginal"}),
+    "no TSS": ("ramatch", "clip", {"tss": False}),
+    "no SAA": ("ramatch", "clip", {"saa_layers": 0}),
+    "no prompts": ("paper", "clip", {"visual_prompts": 0}),
+    "nothing": ("ramatch", "clip", {"tss": False, "saa_layers": 0, "visual_prompts": 0}),
+    "SAA before TSS": ("paper", "clip", {"saa_layers": 3, "adapted_layers": 1}),
+    "TSS before SAA": ("paper", "clip", {"saa_layers": 1, "adapted_layers": 3}),
+    "all adapted": ("paper", "clip", {"saa_layers": 4, "adapted_layers": 4}),
+    "5×5 mask": ("ramatch", "clip", {"mask_kernel": 5}),
+    "best region": ("ramatch", "clip", {"max_weight": 0.3, "best_share": 0.0}),
+    "best region in the score alone": ("ramatch", "clip", {"max_weight": 0.0, "best_share": 0.8, "region_share": 0.9}),
+    "part of TSS": ("paper", "clip", {"tss_share": 0.4}),
+    "joint": ("ramatch", "clip", {"score": "joint"}),
+    "partial": ("ramatch", "clip", {"score": "partial"}),
+    "ot": ("paper", "clip", {"matcher": "ot"}),
+    "uniform": ("paper", "clip", {"lpd": False}),
+    "reweight": ("ramatch", "clip", {"matcher": "reweight"}),
+    "average": ("paper", "clip", {"matcher": "average"}),
+    "negatives": ("ramatch", "clip", {"prompts": "dualcoop"}),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_same_as_ram(setting: str) -> None:
+    name, kind, changes = SETTINGS[setting]
+    ram = alive(tiny_ram(name, kind, **changes))
+    labels, pixels = encode(ram), images()
+    output, scores = plain(ram, pixels, labels)
+    fast = FastRAM(ram, labels, best=True)(pixels)
+    assert fast.best is not None
+    for found, wanted in ((fast.region, output.region), (fast.image, output.image), (fast.best, output.best)):
+        close(found, wanted)
+    close(fast.scores, scores)
+    close(FastRAM(ram, labels)(pixels).scores, scores)  # without `best` the similarities are never whole
+
+
+def every_choice():
+    """Each option of each setting, so that a new one cannot be forgotten here."""
+    for name, options in CHOICES.items():
+        for option in options:
+            yield pytest.param(name, option, id=f"{name}={option}")
+
+
+@pytest.mark.parametrize(("name", "option"), every_choice())
+def test_same_as_ram_for_every_choice(name: str, option: str) -> None:
+    if option == "bipartite":
+        pytest.importorskip("scipy")
+    for kind in ("clip", "dual"):
+        more = {"best_share": 0.0} if option == "one" else {}
+        ram = alive(tiny_ram("ramatch", kind, **{name: option}, **more))
+        labels = encode(ram)
+        engine = FastRAM(ram, labels, best=True, fused=option != "scaling")
+        output, scores = plain(ram, images(), labels)
+        close(engine(images()).scores, scores)
+        close(engine(images()).image, output.image)
+
+
+def test_rectangular_images() -> None:
+    ram = alive(tiny_ram("paper"))
+    labels, pixels = encode(ram), images(2, 48, 24)
+    close(FastRAM(ram, labels)(pixels).scores, plain(ram, pixels, labels)[1])
+
+
+def test_background_competes_but_is_not_asked_for() -> None:
+    ram = alive(tiny_ram("ramatch"))
+    ram.background = ("small bicycle", "blue light")
+    labels = encode(ram)
+    assert len(labels.unit) == len(LABELS) + 2
+    scores = FastRAM(ram, labels)(images()).scores
+    assert scores.shape == (3, len(LABELS))
+    close(scores, plain(ram, images(), labels)[1])
+
+
+def test_batch_wide_stop_is_replaced_by_a_per_image_one() -> None:
+    ram = alive(tiny_ram("reference"))
+    labels = encode(ram)
+    engine = FastRAM(ram, labels, batch_size=1)
+    _, scores = plain(ram, images(), labels)
+    assert (engine(images()).scores - scores).abs().max() < 1e-3
+    exact = FastRAM(ram, labels, fused=False)(images()).scores
+    close(exact, scores)
+
+
+def test_workspace_only_changes_the_steps() -> None:
+    ram = alive(tiny_ram("paper"))
+    labels, pixels = encode(ram), images(5)
+    engine, small = FastRAM(ram, labels), FastRAM(ram, labels)
+    small.path.workspace_mb = 0  # one row, one image at a time
+    calls = count_softmax(lambda: small(pixels)), count_softmax(lambda: engine(pixels))
+    assert calls[0] > 300  # 2 layers × 2 streams × 80 positions
+    assert calls[1] < 20
+    close(small(pixels).scores, engine(pixels).scores)
+
+
+def count_softmax(call) -> int:
+    """How many attention steps a call takes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return sum(e.count for e in profile.key_averages() if e.key == "aten::_softmax")
+
+
+def test_more_and_fewer_images_than_a_batch() -> None:
+    ram = alive(tiny_ram("paper"))
+    engine = FastRAM(ram, encode(ram), batch_size=2)
+    whole = engine(images(5))
+    assert whole.scores.shape == (5, len(LABELS))
+    close(whole.scores[4:], engine(images(5)[4:]).scores)
+    assert engine(images(5)[:0]).scores.shape == (0, len(LABELS))
+
+
+def test_kept_trunks_with_other_vocabularies() -> None:
+    ram = alive(tiny_ram("paper"))
+    engine, pixels = FastRAM(ram, batch_size=4), images(4)
+    kept = engine.trunk(pixels)
+    for names in (LABELS, LABELS[::-1], ["kite", "dog"]):  # the second has the first one's size, the third has not
+        labels = encode(ram, names)
+        engine.set_labels(labels)
+        assert engine.labels == tuple(names)
+        close(engine.recognise(kept).scores, plain(ram, pixels, labels)[1])
+        close(engine.recognise(kept[1:3]).scores, plain(ram, pixels, labels)[1][1:3])
+    copy = kept.clone()
+    assert all(
+        torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(copy.tensors, kept.tensors, strict=True)
+    )
+
+
+def test_engines_do_not_share_a_vocabulary() -> None:
+    """A new vocabulary of the same size is written over the old one, which must not be the caller's or another engine's."""
+    ram = alive(tiny_ram("paper"))
+    labels, other = encode(ram), encode(ram, LABELS[::-1])
+    kept = [labels.unit.clone(), labels.tss.clone()]
+    one, two = FastRAM(ram, labels), FastRAM(ram, labels)
+    before = two(images()).scores
+    one.set_labels(other)
+    assert torch.equal(labels.unit, kept[0])
+    assert torch.equal(labels.tss, kept[1])
+    assert torch.equal(two(images()).scores, before)
+    close(one(images()).scores, before.flip(-1))
+
+
+class Replay:
+    """Stands in for a CUDA graph: runs the function again and puts its results where the first ones were."""
+
+    def __init__(self, function) -> None:
+        self.function, self.result, self.runs = function, function(), 0
+
+    def replay(self) -> None:
+        self.runs += 1
+        for static, value in zip(self.tensors(self.result), self.tensors(self.function()), strict=True):
+            static.copy_(value)
+
+    @staticmethod
+    def tensors(result):
+        values = [t for v in vars(result).values() for t in (v if isinstance(v, tuple) else (v,))]
+        return [t for t in values if isinstance(t, torch.Tensor)]
+
+
+class FakeRecorder:
+    def __init__(self) -> None:
+        self.made: list[Replay] = []
+
+    def record(self, function):
+        self.made.append(Replay(function))
+        return self.made[-1], self.made[-1].result
+
+
+def test_graphs_are_kept_per_size_and_filled_each_time() -> None:
+    """What surrounds the graphs, with a stand-in for them."""
+    ram = alive(tiny_ram("paper"))
+    labels, pixels = encode(ram), images(9)
+    engine, eager = FastRAM(ram, labels, batch_size=4), FastRAM(ram, labels)
+    engine._recorder = recorder = FakeRecorder()
+    first = engine(pixels)
+    close(first.scores, eager(pixels).scores)
+    assert len(recorder.made) == 4  # two halves for four images, two for the one that is left
+    kept = first.scores.clone()
+    again = engine(pixels.flip(0))
+    close(again.scores, eager(pixels.flip(0)).scores)
+    assert torch.equal(first.scores, kept)  # results are copies
+    close(engine(pixels[:3]).scores, eager(pixels[:3]).scores)  # in the graph of four
+    assert len(recorder.made) == 4
+    trunk = engine.trunk(pixels[:4])
+    for names, made in ((LABELS[::-1], 4), (LABELS[:2], 5)):  # another vocabulary; one of another size
+        other = encode(ram, names)
+        engine.set_labels(other)
+        close(engine.recognise(trunk).scores, plain(ram, pixels[:4], other)[1])
+        assert len(recorder.made) == made
+    close(engine(pixels[4:5]).scores, plain(ram, pixels[4:5], other)[1])
+
+
+def test_engine_goes_on_when_recording_fails() -> None:
+    ram = alive(tiny_ram("paper"))
+    labels = encode(ram)
+    for broken in (0, 1):  # the first half, the second half
+        engine = FastRAM(ram, labels, batch_size=4)
+
+        class Refusing(FakeRecorder):
+            def record(self, function, broken=broken):
+                if len(self.made) == broken:
+                    raise RuntimeError("operation not permitted when stream is capturing")
+                return super().record(function)
+
+        engine._recorder = Refusing()
+        with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
+            found = engine(images()).scores
+        close(found, plain(ram, images(), labels)[1])
+        assert "not permitted" in (engine.why_eager or "")
+        close(engine(images()).scores, found)
+
+
+def test_bfloat16_stays_close() -> None:
+    """The tower in bfloat16: cosines within 2 %; a wrong step would be off by far more."""
+    ram = alive(tiny_ram("paper"))
+    labels = encode(ram)
+    exact, rough = FastRAM(ram, labels)(images()), FastRAM(ram, labels, dtype=torch.bfloat16)(images())
+    assert (rough.image - exact.image).abs().max() < 0.02
+    assert (rough.region * len(LABELS) - exact.region * len(LABELS)).abs().max() < 0.02
+    assert rough.scores.dtype == torch.float32
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    ram = alive(tiny_ram("paper"))
+    labels = encode(ram)
+    wanted = FastRAM(ram, labels)(images()).scores
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(FastRAM(ram, labels)(images()).scores, wanted)
+
+
+def test_weights_are_those_of_the_moment_it_was_built() -> None:
+    ram = alive(tiny_ram("paper"))
+    labels = encode(ram)
+    engine = FastRAM(ram, labels)
+    before = engine(images()).scores
+    with torch.no_grad():
+        ram.region_set.tss[0].area[0].weight.mul_(-1)
+    assert torch.equal(engine(images()).scores, before)
+    assert not torch.allclose(FastRAM(ram, labels)(images()).scores, before)
+
+
+def test_bad_input_is_named() -> None:
+    ram = tiny_ram("paper")
+    engine = FastRAM(ram, batch_size=2)
+    with pytest.raises(RamatchError, match="set_labels"):
+        engine(images())
+    engine.set_labels(encode(ram))
+    with pytest.raises(RamatchError, match="uint8"):
+        engine(images().float())
+    with pytest.raises(RamatchError, match="smaller than a patch"):
+        engine(images()[:, :, :4])
+    with pytest.raises(RamatchError, match="at most 2"):
+        engine.trunk(images(3))
+    with pytest.raises(RamatchError, match="batch_size"):
+        FastRAM(ram, batch_size=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("name", ["paper", "reference", "ramatch"])
+def test_graphs_on_the_gpu(name: str) -> None:
+    ram = alive(tiny_ram(name)).cuda()
+    labels, pixels = encode(ram), images(5)
+    engine = FastRAM(ram, labels, batch_size=4, dtype=torch.float32)
+    eager = FastRAM(ram, labels, batch_size=4, dtype=torch.float32, graph=False)
+    for _ in range(2):
+        assert (engine(pixels).scores - eager(pixels.cuda()).scores).abs().max() < 1e-5
+    assert engine.why_eager is None
+    kept = engine.trunk(pixels[:3])
+    engine.set_labels(encode(ram, LABELS[::-1]))
+    assert (engine.recognise(kept).scores.flip(-1) - eager(pixels[:3]).scores).abs().max() < 1e-3

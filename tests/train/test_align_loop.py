@@ -1,0 +1,240 @@
+"""Alignment learns a toy task, the same way each time, from tensors and from files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from align_helpers import COLOURS, put, put_squares, squares
+
+from ramatch.data import read_captions
+from ramatch.errors import RamatchError
+from ramatch.evaluation.retrieval import retrieval
+from ramatch.modeling.backbone import Backbone
+from ramatch.train import align as loop
+from ramatch.train import align_run
+from ramatch.train.align import align
+from ramatch.train.align_config import AlignConfig
+from ramatch.train.align_model import contrast, join_towers
+from ramatch.train.align_run import align_folder, load_pixels, settings_from
+
+# random sentence encoders find all words alike, so hardly anything may be ignored as too close
+CONFIG = AlignConfig(
+    image_size=32, dim=24, vision_layers=2, epochs=25, batch_size=20, min_images=6, views=1, lr_heads=5e-3, lr_text=3e-3,
+    lr_vision=3e-3, ignore_above=0.9999,
+)  # fmt: skip
+SHORT = dataclasses.replace(CONFIG, epochs=2)
+
+
+def test_alignment_learns(towers):
+    pixels, captions, _ = squares(60)
+    new_pixels, new_captions, _ = squares(20, seed=9)  # other noise; every colour at every place once
+    new_captions = [texts[:1] for texts in new_captions]
+    before = retrieval(join_towers(*towers, image_size=32, dim=24, global_pool="cls+mean"), new_pixels, new_captions)
+    entries: list[dict] = []
+    result = align(*towers, pixels, captions, CONFIG, device="cpu", on_log=entries.append)
+    after = retrieval(result.backbone, new_pixels, new_captions)
+    for way in ("image→text R@5", "text→image R@5"):
+        assert before[way] < 50
+        assert after[way] >= 90
+    assert entries == result.log
+    assert [e["epoch"] for e in entries] == list(range(1, 26))
+    assert entries[-1]["step"] == 25 * 3
+    for first, last in zip(entries[0]["losses"], entries[-1]["losses"], strict=True):
+        assert last < 0.6 * first  # captions and tags, on the global feature and on regions
+    assert set(COLOURS) <= set(result.tags)
+    assert "square" in result.tags
+    assert result.backbone.logit_scale == pytest.approx(sum(entries[-1]["scales"][2:]) / 2, rel=0.05)
+
+
+def test_what_learns_and_what_stays(towers):
+    pixels, captions, _ = squares(40)
+    start = join_towers(*towers, image_size=32, dim=24, global_pool="cls+mean").state_dict()
+    result = align(*towers, pixels, captions, SHORT, device="cpu")
+    now = result.backbone.state_dict()
+    changed = {name for name in now if not torch.equal(now[name], start[name])}
+    assert not any(name.startswith(("vision.blocks.0.", "vision.patch", "vision.positions")) for name in changed)
+    assert not any("text.tokens" in name or "text.positions" in name for name in changed)
+    for part in ("vision.blocks.1.", "vision.blocks.2.", "vision.norm", "text.blocks.0.", "visual_projection"):
+        assert any(name.startswith(part) for name in changed), part
+    assert not any(p.requires_grad for p in result.backbone.parameters())
+
+
+def same(a: Backbone, b: Backbone) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("changes", [{}, {"saa_layers": 1, "views": 3}, {"tag_across": 0.0, "average": 0.5}],
+                         ids=["plain", "saa-views", "average"])  # fmt: skip
+def test_the_same_seed_gives_the_same_weights(towers, changes):
+    pixels, captions, _ = squares(40)
+    config = dataclasses.replace(SHORT, **changes)
+    first = align(*towers, pixels, captions, config, device="cpu")
+    torch.rand(7)  # what happened before does not matter
+    again = align(*towers, pixels, captions, config, device="cpu")
+    assert same(first.backbone, again.backbone)
+    assert first.log == again.log
+    other = align(*towers, pixels, captions, dataclasses.replace(config, seed=1), device="cpu")
+    assert not same(first.backbone, other.backbone)
+    if changes:
+        plain = align(*towers, pixels, captions, SHORT, device="cpu")
+        assert not same(first.backbone, plain.backbone)
+
+
+def test_without_tags(towers):
+    pixels, captions, _ = squares(20)
+    with pytest.raises(RamatchError, match="no tag occurs in 500 images"):
+        align(*towers, pixels, captions, dataclasses.replace(SHORT, min_images=500), device="cpu")
+    config = dataclasses.replace(SHORT, min_images=500, tag_weight=0.0)
+    result = align(*towers, pixels, captions, config, device="cpu")
+    assert result.tags == ()
+    assert result.log[-1]["losses"][2:] == [0, 0]
+    # no tag taught the tags' temperatures, so the captions' one is used
+    assert result.backbone.logit_scale == pytest.approx(sum(result.log[-1]["scales"][:2]) / 2, rel=0.05)
+
+
+def test_bad_settings_and_data(towers):
+    pixels, captions, _ = squares(6)
+    for wrong in (
+        {"epochs": 0}, {"batch_size": 1}, {"crop": 0.0}, {"average": 1.0}, {"tag_across": 2.0}, {"beta": 0.0},
+        {"global_pool": "max"}, {"views": 0},
+    ):  # fmt: skip
+        with pytest.raises(RamatchError):
+            dataclasses.replace(SHORT, **wrong)
+    with pytest.raises(RamatchError, match="6 images and 5 lists"):
+        align(*towers, pixels, captions[:5], SHORT, device="cpu")
+    with pytest.raises(RamatchError, match="no caption"):
+        align(*towers, pixels, [*captions[:5], []], SHORT, device="cpu")
+    with pytest.raises(RamatchError, match="vision_layers is 9, but the vision tower has 3"):
+        align(*towers, pixels, captions, dataclasses.replace(SHORT, vision_layers=9, min_images=1), device="cpu")
+    assert settings_from(["epochs=3", "lr_text=1e-4", "global_pool=cls"]) == AlignConfig(
+        epochs=3, lr_text=1e-4, global_pool="cls"
+    )
+    for wrong_text in ("epochs", "speed=3", "epochs=many"):
+        with pytest.raises(RamatchError, match=wrong_text.split("=")[0]):
+            settings_from([wrong_text])
+
+
+# --------------------------------------------------------------------------------------------------- from files
+
+
+def test_align_folder(towers, tmp_path, monkeypatch):
+    data = put_squares(tmp_path / "data", 40)
+    held: list[list[tuple[str, ...]]] = []
+    monkeypatch.setattr(
+        align_run, "retrieval", lambda model, pixels, captions: held.append(list(captions)) or retrieval(
+            model, pixels, captions)
+    )  # fmt: skip
+    report = align_folder(*towers, data / "captions.json", tmp_path / "a", config=SHORT, test=8, device="cpu")
+    assert report["images"] == 32
+    assert report["tags"] > 5
+    assert report["settings"]["epochs"] == 2
+    assert set(report["retrieval"]) >= {"image→text R@1", "text→image R@10"}
+    written = json.loads((tmp_path / "a" / "alignment.json").read_text())
+    assert {k: v for k, v in written.items() if k != "log"} == json.loads(json.dumps(report))
+    assert len(written["log"]) == 2
+    assert len((tmp_path / "a" / "tags.txt").read_text().split("\n")) == report["tags"] + 1
+    loaded = Backbone.from_pretrained(tmp_path / "a")
+    assert loaded.preprocess.size == (32, 32)
+    assert loaded.encode_text(["a red square"]).shape == (1, 24)
+
+    rows = json.loads((data / "captions.json").read_text())["images"]
+    random.Random(0).shuffle(rows)
+    put(data / "captions.json", {"images": rows})
+    align_folder(*towers, data, tmp_path / "b", config=SHORT, test=8, device="cpu")
+    assert len(held[0]) == 8
+    assert sorted(held[0]) == sorted(held[1])  # the same images, whatever the file's order
+
+    with pytest.raises(RamatchError, match="not an empty folder"):
+        align_folder(*towers, data, tmp_path / "a", config=SHORT, device="cpu")
+    with pytest.raises(RamatchError, match="1 of 40 images are left"):
+        align_folder(*towers, data, tmp_path / "c", config=SHORT, test=39, device="cpu")
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_unreadable_image_is_named(towers, tmp_path):
+    data = put_squares(tmp_path / "data", 6)
+    (data / "images" / "004.png").write_bytes(b"broken")
+    with pytest.raises(RamatchError, match=r"004\.png") as caught:
+        align_folder(*towers, data, tmp_path / "a", config=SHORT, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a").exists()
+
+
+def test_pixels_of_records(tmp_path):
+    from ramatch.data import read_captions
+
+    data = put_squares(tmp_path / "data", 5)
+    records = read_captions(data).records
+    same_size = load_pixels(records, 32)
+    assert torch.equal(same_size, squares(5)[0])
+    assert load_pixels(records, (16, 48)).shape == (5, 3, 16, 48)
+
+
+def test_contrast_counts_rows_alike_and_leaves_the_likeliest_out():
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(4, 10, generator=g)
+    positive = torch.zeros(4, 10, dtype=torch.bool)
+    positive[0, :5], positive[1, 0], positive[2, 3:5] = True, True, True  # the last row has none
+    negative = ~positive
+    negative[:, 9] = False  # neither
+
+    def one(row: int, column: int, without: int = 0) -> float:
+        others = sorted((float(scores[row, j]) for j in range(10) if negative[row, j]), reverse=True)[without:]
+        return math.log1p(sum(math.exp(x - float(scores[row, column])) for x in others))
+
+    def rows(without: int = 0) -> list[list[float]]:
+        return [[one(i, j, without) for j in range(10) if positive[i, j]] for i in range(3)]
+
+    mean = [sum(r) / len(r) for r in rows()]
+    assert contrast(scores, positive, negative).item() == pytest.approx(sum(map(sum, rows())) / 8, rel=1e-5)
+    assert contrast(scores, positive, negative, even=True).item() == pytest.approx(sum(mean) / 3, rel=1e-5)
+    found = contrast(scores, positive, negative, leave_out=0.2).item()
+    assert found == pytest.approx(sum(map(sum, rows(2))) / 8, rel=1e-5)
+    assert contrast(scores, positive & False, negative, even=True) == 0
+
+
+def test_images_held_out_and_left_out_by_name(towers, tmp_path: Path):
+    data = put_squares(tmp_path / "data", 40)
+    keys = [r.key for r in read_captions(data)]
+    report = align_folder(
+        *towers, data, tmp_path / "named", config=SHORT, test=keys[:6], exclude=keys[4:10], device="cpu"
+    )
+    assert report["images"] == 30
+    assert report["retrieval"]
+    with pytest.raises(RamatchError, match=r"1 image.* not in the captions, such as 'nobody\.jpg'"):
+        align_folder(*towers, data, tmp_path / "d", config=SHORT, test=["nobody.jpg"], device="cpu")
+    with pytest.raises(RamatchError, match="even_tags is a bool"):
+        settings_from(["even_tags=perhaps"])
+    assert settings_from(["even_tags=false", "leave_out=0"]) == AlignConfig(even_tags=False, leave_out=0.0)
+
+
+# ------------------------------------------------------------------------------------------------------- mosaics
+
+
+def test_mosaics_teach_the_tags_of_all_four_images(towers, monkeypatch):
+    """Each step sees `mosaics` pictures per image, with the tags of the four images they show, and tags alone."""
+    pixels, captions, _ = squares(40)
+    seen: list[tuple[int, torch.Tensor]] = []
+    real = loop._tag_losses
+
+    def spy(image, regions, tags, scales, masks, *rest):
+        seen.append((len(image), masks[0].sum(1)))
+        return real(image, regions, tags, scales, masks, *rest)
+
+    monkeypatch.setattr(loop, "_tag_losses", spy)
+    result = align(*towers, pixels, captions, dataclasses.replace(SHORT, mosaics=0.5), device="cpu")
+    assert [count for count, _ in seen] == [20, 10] * 4  # two epochs of two steps
+    ones, fours = (torch.cat([tags for count, tags in seen if count == size]).float().mean() for size in (20, 10))
+    assert 1.5 * ones < fours <= 4 * ones
+    seen.clear()
+    plain = align(*towers, pixels, captions, dataclasses.replace(SHORT, mosaics=0.0), device="cpu")
+    assert [count for count, _ in seen] == [20] * 4
+    assert result.log[-1]["losses"] != plain.log[-1]["losses"]
+    with pytest.raises(RamatchError, match="mosaics must not be negative"):
+        AlignConfig(mosaics=-1)
