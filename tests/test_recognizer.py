@@ -322,7 +322,7 @@ def test_adapters_apart_from_their_backbone(tmp_path):
 def test_a_folder_that_stands_alone(tmp_path, kind, half):
     recognizer = make(kind=kind)
     recognizer.save_pretrained(tmp_path / "run" / "model", with_backbone=True, half=half)
-    loaded = Recognizer.from_pretrained(str(tmp_path / "run" / "modeling"), device="cpu")
+    loaded = Recognizer.from_pretrained(str(tmp_path / "run" / "model"), device="cpu")
     loaded.set_vocabulary(LABELS)
     same(loaded.predict(picture()), recognizer.predict(picture()), 2e-2 if half else 1e-6)
     around = Recognizer.from_pretrained(tmp_path / "run", device="cpu")  # the folder of a training run will do

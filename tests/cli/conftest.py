@@ -12,7 +12,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "align"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import Result, put_photos

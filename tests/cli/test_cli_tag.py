@@ -263,7 +263,7 @@ def test_models_that_are_not_there(ramatch, photos, tmp_path):
     ramatch("tag", image, "--labels", "cat", "--model", "nobody/no-such-clip").refused(
         "'nobody/no-such-clip' is not on this machine", "HF_HUB_OFFLINE"
     )
-    ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "no" / "modeling").refused("no such file or folder")
+    ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "no" / "model").refused("no such file or folder")
     (tmp_path / "other").mkdir()
     ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "other").refused("no config.json")
     (tmp_path / "other" / "config.json").write_text('{"model_type": "resnet"}')

@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(world: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(world / "model", tmp_path / "modeling"))
+    return Path(shutil.copytree(world / "model", tmp_path / "model"))
 
 
 # ----------------------------------------------------------------------------------------------------------- eval
@@ -128,7 +128,7 @@ def test_eval_of_a_plain_table_with_named_unseen_labels(ramatch, world, tmp_path
 
 
 def test_eval_refuses(ramatch, world, tmp_path):
-    model = ("--model", world / "modeling")
+    model = ("--model", world / "model")
     ramatch("eval", *model, "--data", tmp_path / "none").refused("no such")
     ramatch("eval", *model, "--data", world / "data", "--protocol", "all").refused("all", "gzsl")
     ramatch("eval", "--model", world / "backbone", "--data", world / "data", "--preset", "best").refused(

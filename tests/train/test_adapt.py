@@ -10,7 +10,6 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "align"))
 
 from align_helpers import put_squares
 from tiny_models import tiny_ram

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "align"))
 
 from align_helpers import put_squares
 from tiny_models import close, tiny_ram

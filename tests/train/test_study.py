@@ -58,7 +58,6 @@ def test_study_trains_and_compares(
     assert rows[0]["scores"] == rows[1]["scores"], "a seed decides everything"
     assert set(rows[0]["scores"]["partial-r"]) == set(rows[0]["scores"]["own"]) == {"zsl", "gzsl"}
     arguments = [
-        "bench",
         "study",
         "--model",
         str(tiny / "backbone"),
@@ -132,7 +131,6 @@ def test_fewer_images_and_other_settings(
         module, "keep", lambda ram, pixels, views=1: kept.append(len(pixels)) or keep(ram, pixels, views)
     )
     arguments = [
-        "bench",
         "study",
         "--model",
         str(tiny / "backbone"),

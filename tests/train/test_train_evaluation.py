@@ -146,7 +146,7 @@ def test_calibration_on_a_split_or_a_random_part(tiny: Path, run: Path, tmp_path
     assert "which fitting did not get" in " ".join(given.notes), "not reported on the images it was fitted on"
     moved = tmp_path / "elsewhere"
     moved.mkdir()
-    for file in (run / "modeling").iterdir():
+    for file in (run / "model").iterdir():
         (moved / file.name).write_bytes(file.read_bytes())
     part = calibrate(moved, tiny / "data", share=0.5, **QUIET)
     assert "a random 50 %" in " ".join(part.notes)

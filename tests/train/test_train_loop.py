@@ -152,9 +152,7 @@ def test_unseen_labels_can_be_held_out(tiny: Path, tmp_path: Path) -> None:
 
 def test_start_from_a_trained_model(tiny: Path, tmp_path: Path) -> None:
     quiet(tiny_config(tiny, output=str(tmp_path / "a"), epochs=1))
-    second = quiet(
-        tiny_config(tiny, output=str(tmp_path / "b"), epochs=1, model__init=str(tmp_path / "a" / "modeling"))
-    )
+    second = quiet(tiny_config(tiny, output=str(tmp_path / "b"), epochs=1, model__init=str(tmp_path / "a" / "model")))
     entries = [e for e in read_log(second.folder / "log.jsonl") if e["kind"] == "eval"]
     first = json.loads((tmp_path / "a" / "eval.json").read_text())["validation"]["mAP"]
     assert entries[0]["mAP"] == pytest.approx(first)

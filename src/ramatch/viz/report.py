@@ -24,8 +24,8 @@ from ramatch.errors import RamatchError
 from ramatch.files import write_atomic
 from ramatch.prediction import Prediction
 
-_PARTS = Path(__file__).parent / "assets" / "report"
-_SHARED = Path(__file__).parent / "serve" / "page"  # the web page's colours, label list and map drawing
+_PARTS = Path(__file__).parents[1] / "assets" / "report"
+_SHARED = Path(__file__).parents[1] / "serve" / "page"  # the web page's colours, label list and map drawing
 
 
 def write_report(

@@ -32,7 +32,7 @@ HUB_FILES = ["*.json", "*.txt", "*.safetensors", "pytorch_model*.bin", "open_cli
 
 def bundled_model(name: str) -> Path | None:
     """Folder of a model that ships with the package, or None."""
-    folder = Path(__file__).parents[1] / "models" / name
+    folder = Path(__file__).parents[2] / "models" / name
     return folder if name in BUNDLED and folder.is_dir() else None
 
 

@@ -226,7 +226,7 @@ def _kernels(x: Tensor, name: str = "gelu_triton") -> ModuleType | None:
     if torch.compiler.is_compiling() or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return None
     try:
-        return importlib.import_module(f"ramatch.modeling.{name}")
+        return importlib.import_module(f"ramatch.modeling.kernels.{name}")
     except ImportError:
         return None
 
