@@ -1,4 +1,5 @@
-"""Settings of RAM as frozen dataclasses, and the presets.
+"""Names, settings and presets of RAM. Importing this does not load torch: the command line, the server's schema, the page,
+the documentation and the tests read their lists here.
 
 Every point on which the paper and the authors' program differ is a named field; `PRESETS["paper"]` and
 `PRESETS["reference"]` are the two readings, `PRESETS["ramatch"]` is ours, `PRESETS["aligned"]` ours for encoders of `ramatch align`.
@@ -6,135 +7,107 @@ Every point on which the paper and the authors' program differ is a named field;
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from .errors import RamatchError
+from .settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Settings, Share, choices
 
-CHOICES = {
-    "combine": ("mean", "sum"),
-    "tss_input": ("before", "after"),
-    "tss_labels": ("unit", "raw"),
-    "tss_init": ("default", "zero"),
-    "mask_conv": ("depthwise", "full"),
-    "prompts": ("none", "deep", "coop", "dualcoop"),
-    "matcher": ("kcot", "ot", "bipartite", "average", "reweight"),
-    "teacher": ("labels", "regions"),
-    "teacher_floor": ("image", "batch"),
-    "stop": ("marginal", "scaling"),
-    "plan_scale": ("labels", "one"),
-    "score": ("softmax", "cosine", "joint", "partial"),
-    "pixels": ("backbone", "half"),
-    "pooled": ("frozen", "adapted"),
+# The lists. A matcher or a loss is a function of that name in `modeling/matching.py` or `modeling/losses.py`; a test
+# compares those with these.
+MATCHERS = {
+    "kcot": "KCOT (RAM)",
+    "ot": "Optimal transport",
+    "bipartite": "Bipartite",
+    "average": "Average",
+    "reweight": "Re-weighting",
 }
-
+LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
+SCORES = ("softmax", "cosine", "joint", "partial")
+PROMPTS = ("none", "deep", "coop", "dualcoop")
+STOPS = ("marginal", "scaling")
+RESIZES = ("bicubic", "bilinear")
+PRECISIONS = ("fp32", "bf16", "fp16")
+MAPS = ("similarity", "plan")
+PROTOCOLS = ("zsl", "gzsl")
 
 # Settings that a trained model may be tested with in another way: they touch matching and scores, not what was learned.
-AT_TEST = (
-    "matcher", "lambda1", "lpd", "tau_u", "max_iter", "stop", "tol", "plan_scale", "max_weight", "score", "region_share",
-    "best_share", "partial_share",
-)  # fmt: skip
+TEST_SETTINGS = (
+    *("matcher", "lambda1", "lpd", "tau_u", "max_iter", "stop", "tol"),
+    *("plan_scale", "max_weight", "score", "region_share", "best_share", "partial_share"),
+)
 
 
 @dataclass(frozen=True)
-class RAMConfig:
+class RAMConfig(Settings):
     """All settings of the model. Defaults are ours (`PRESETS["ramatch"]`)."""
 
     # Recover (Section 4.2)
-    adapted_layers: int = 3  # last layers with TSS and visual prompts (l_s = 10 of 12)
-    saa_layers: int = (
-        3  # last layers whose SAA feeds the local stream; -1: all; 0: no local stream, the main one's patches
+    adapted_layers: Natural = 3  # last layers with TSS and visual prompts (l_s = 10 of 12)
+    saa_layers: Annotated[int, Bound(-1)] = (
+        3  # last layers whose SAA feeds the local stream; -1: all; 0: no such stream
     )
     tss: bool = True
-    tss_input: str = "before"  # TSS reads the features before or after the layer
-    tss_labels: str = "unit"  # label features of unit length, or as the text tower gives them
-    tss_init: str = "default"  # zero: training starts from the frozen model's regions
-    combine: str = "mean"  # of SAA and TSS
-    tss_share: float = (
-        1.0  # of what TSS learned, outside training: less keeps closer to the frozen model, and unseen labels
+    tss_input: Annotated[str, OneOf(("before", "after"))] = "before"  # TSS reads the features before or after the layer
+    tss_labels: Annotated[str, OneOf(("unit", "raw"))] = (
+        "unit"  # label features of unit length, or as the tower has them
     )
-    mask_conv: str = "depthwise"
-    mask_kernel: int = 3
-    visual_prompts: int = 8
-    pooled: str = (
-        "frozen"  # which regions join the global feature of a backbone that pools them: the tower's or the adapted
+    tss_init: Annotated[str, OneOf(("default", "zero"))] = "default"  # zero: training starts from the frozen regions
+    combine: Annotated[str, OneOf(("mean", "sum"))] = "mean"  # of SAA and TSS
+    tss_share: Share = 1.0  # of what TSS learned, outside training: less keeps closer to the frozen model
+    mask_conv: Annotated[str, OneOf(("depthwise", "full"))] = "depthwise"
+    mask_kernel: Count = 3
+    visual_prompts: Natural = 8
+    pooled: Annotated[str, OneOf(("frozen", "adapted"))] = (
+        "frozen"  # regions in the global feature of a pooling backbone
     )
-    pixels: str = "backbone"  # normalisation: the backbone's own, or mean = std = 0.5
+    pixels: Annotated[str, OneOf(("backbone", "half"))] = (
+        "backbone"  # normalization: the backbone's, or mean = std = 0.5
+    )
+    resize: Annotated[str, OneOf(RESIZES)] = "bicubic"
     # Label set (Section 4.1)
     templates: tuple[str, ...] = ("A photo of a {}.",)
-    prompts: str = "deep"
-    prompt_tokens: int = 4
-    prompt_layers: int = 3
+    prompts: Annotated[str, OneOf(PROMPTS)] = "deep"
+    prompt_tokens: Natural = 4
+    prompt_layers: Natural = 3
     # Match (Section 4.3)
-    matcher: str = "kcot"
-    lambda1: float = 0.1
-    lambda2: float = 0.05
+    matcher: Annotated[str, OneOf(tuple(MATCHERS))] = "kcot"
+    lambda1: Positive = 0.1
+    lambda2: NotNegative = 0.05
     lpd: bool = True
     tkt: bool = True
-    tau_u: float | None = None  # LPD temperature; None: CLIP's own, 1 / logit_scale
-    teacher: str = "labels"  # softmax over labels; or that, times 20, then over regions
-    teacher_floor: str = "image"  # absent labels get the smallest entry of the image or of the batch
-    max_iter: int = 100
-    stop: str = "marginal"  # L1 error of the marginal; or the mean change of the scaling over the batch
-    tol: float = 1e-4
-    # Score (Section 4.4)
-    plan_scale: str = "labels"  # plan times N, so that s_R does not depend on the vocabulary's size; or as it is
-    score: str = (
-        "cosine"  # softmax: mean of two softmaxes over labels; joint: one softmax; cosine: mean of s_G and s_R;
+    tau_u: Positive | None = None  # LPD temperature; None: CLIP's own, 1 / logit_scale
+    teacher: Annotated[str, OneOf(("labels", "regions"))] = (
+        "labels"  # softmax over labels; or that ×20, then over regions
     )
-    # partial: that mean less a part of its log-sum-exp over labels
-    region_share: float = 0.5  # of s_R in those means (cosine, partial), beside s_G
-    best_share: float = 0.0  # of each label's best region in that s_R, beyond `max_weight`: for ranking only
-    partial_share: float = 0.5  # of the log-sum-exp that `partial` takes off
-    max_weight: float = 0.0  # share of the best region's cosine in s_R beside the plan (0: the paper's)
-    tau_global: float | None = None  # start of the learnable temperature; None: 1 / logit_scale
-    tau_region: float | None = 0.01  # likewise
+    teacher_floor: Annotated[str, OneOf(("image", "batch"))] = "image"  # absent labels get the smallest entry of this
+    max_iter: Count = 100
+    stop: Annotated[str, OneOf(STOPS)] = "marginal"  # L1 error of the marginal; or the mean change of each row scaling
+    tol: Positive = 1e-4
+    # Score (Section 4.4)
+    plan_scale: Annotated[str, OneOf(("labels", "one"))] = "labels"  # plan × N: s_R does not depend on N; or as it is
+    score: Annotated[str, OneOf(SCORES)] = "cosine"  # softmax: mean of two softmaxes over labels; joint: one softmax;
+    # cosine: mean of s_G and s_R; partial: that mean less a part of its log-sum-exp over labels
+    region_share: Share = 0.5  # of s_R in those means (cosine, partial), beside s_G
+    best_share: Share = 0.0  # of each label's best region in that s_R, beyond `max_weight`: for ranking only
+    partial_share: Share = 0.5  # of the log-sum-exp that `partial` takes off
+    max_weight: Share = 0.0  # share of the best region's cosine in s_R beside the plan (0: the paper's)
+    tau_global: Positive | None = None  # start of the learnable temperature; None: 1 / logit_scale
+    tau_region: Positive | None = 0.01  # likewise
 
-    def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise RamatchError(f"setting '{name}' is '{value}'; it must be one of {', '.join(allowed)}")
-        for name in ("lambda1", "tol"):
-            if not getattr(self, name) > 0:
-                raise RamatchError(f"setting '{name}' must be positive, got {getattr(self, name)}")
-        for name in ("lambda2", "visual_prompts", "adapted_layers", "prompt_tokens", "prompt_layers"):
-            if getattr(self, name) < 0:
-                raise RamatchError(f"setting '{name}' must not be negative, got {getattr(self, name)}")
-        if self.mask_kernel % 2 == 0 or self.max_iter < 1 or self.saa_layers < -1:
-            raise RamatchError("mask_kernel must be odd, max_iter at least 1, saa_layers at least -1")
-        for name in ("max_weight", "tss_share", "region_share", "best_share", "partial_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RamatchError(f"setting '{name}' must lie in [0, 1], got {getattr(self, name)}")
+    def check(self) -> None:
+        if self.mask_kernel % 2 == 0:
+            raise RamatchError(f"setting 'mask_kernel' must be odd, got {self.mask_kernel}")
         if self.best_share and self.plan_scale == "one":
             raise RamatchError("best_share needs plan_scale 'labels': a plan as it is and a cosine are not of one size")
-        for name in ("tau_u", "tau_global", "tau_region"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise RamatchError(f"setting '{name}' must be positive or null, got {value}")
-        object.__setattr__(self, "templates", tuple(self.templates))
         if not self.templates:
             raise RamatchError("setting 'templates' is empty; give at least one, such as 'A photo of a {}.'")
         for template in self.templates:
             if template.count("{}") != 1:
                 raise RamatchError(f"template '{template}' must contain {{}} exactly once, where the label goes")
 
-    def replace(self, **changes: Any) -> RAMConfig:
-        """A copy with some settings changed; unknown names are an error."""
-        unknown = set(changes) - {f.name for f in dataclasses.fields(self)}
-        if unknown:
-            known = ", ".join(f.name for f in dataclasses.fields(self))
-            raise RamatchError(f"unknown setting(s) {', '.join(sorted(unknown))}; known: {known}")
-        return dataclasses.replace(self, **changes)
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"templates": list(self.templates)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> RAMConfig:
-        return cls().replace(**values)
-
+CHOICES = choices(RAMConfig)
 
 PRESETS: dict[str, RAMConfig] = {
     "ramatch": RAMConfig(
@@ -176,6 +149,7 @@ PRESETS: dict[str, RAMConfig] = {
         score="softmax",
         tau_region=2e-3,
         pixels="half",
+        resize="bilinear",
     ),
 }
 

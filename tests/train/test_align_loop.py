@@ -209,7 +209,7 @@ def test_images_held_out_and_left_out_by_name(towers, tmp_path: Path):
     assert report["retrieval"]
     with pytest.raises(RamatchError, match=r"1 image.* not in the captions, such as 'nobody\.jpg'"):
         align_folder(*towers, data, tmp_path / "d", config=SHORT, test=["nobody.jpg"], device="cpu")
-    with pytest.raises(RamatchError, match="even_tags is a bool"):
+    with pytest.raises(RamatchError, match="'even_tags' must be true or false"):
         settings_from(["even_tags=perhaps"])
     assert settings_from(["even_tags=false", "leave_out=0"]) == AlignConfig(even_tags=False, leave_out=0.0)
 
@@ -236,5 +236,5 @@ def test_mosaics_teach_the_tags_of_all_four_images(towers, monkeypatch):
     plain = align(*towers, pixels, captions, dataclasses.replace(SHORT, mosaics=0.0), device="cpu")
     assert [count for count, _ in seen] == [20] * 4
     assert result.log[-1]["losses"] != plain.log[-1]["losses"]
-    with pytest.raises(RamatchError, match="mosaics must not be negative"):
+    with pytest.raises(RamatchError, match="'mosaics' must not be negative"):
         AlignConfig(mosaics=-1)

@@ -274,5 +274,5 @@ def test_what_a_mosaic_is_known_to_show():
     assert with_mosaics(pixels, rows, 0.0, (16, 16)) == (pixels, rows)
     resized, _ = with_mosaics(pixels, rows, 0.1, (8, 8))
     assert resized.shape == (44, 3, 8, 8)
-    with pytest.raises(RamatchError, match="mosaics must not be negative"):
+    with pytest.raises(RamatchError, match="'mosaics' must not be negative"):
         FitConfig(mosaics=-0.5)

@@ -6,8 +6,9 @@ import pytest
 
 from ramatch.data.benchmarks import BENCHMARKS
 from ramatch.errors import RamatchError
+from ramatch.settings import parse_value
 from ramatch.train.config import FREE_ON_RESUME, DataConfig, ModelConfig, TrainConfig, differences
-from ramatch.train.recipe import dump_config, list_recipes, load_recipe, parse_value
+from ramatch.train.recipe import dump_config, list_recipes, load_recipe
 
 
 def test_every_benchmark_has_a_recipe_that_loads() -> None:
@@ -69,12 +70,12 @@ def test_validation_is_a_share_or_a_path() -> None:
         ("precision=fp8", "bf16"),
         ("loss=mse", "mmc"),
         ("augment.scale=0.5", "list of 2"),
-        ("augment.flip=2", "probability"),
+        ("augment.flip=2", "augment.flip.*must lie in"),
         ("data.cache=gpu", "device"),
         ("epochs", "name=value"),
         ("epochs.x=1", "not a group"),
         ("model.preset=mine", "reference"),
-        ("data.validation=1.5", "share"),
+        ("data.validation=1.5", "data.validation.*must lie in"),
     ],
 )
 def test_wrong_overrides_say_what_is_right(override: str, told: str) -> None:

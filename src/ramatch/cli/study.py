@@ -27,8 +27,8 @@ def run_study(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
 
     from ..files import write_json
+    from ..settings import parse_overrides
     from ..train.kept import FitConfig
-    from ..train.recipe import named_values
     from ..train.study import study
 
     known = [f.name for f in fields(FitConfig)]
@@ -45,7 +45,7 @@ def run_study(arguments: argparse.Namespace) -> int:
 
     study(
         arguments.model, arguments.data, label_features=arguments.label_features, variants=arguments.variants.split(","),
-        seeds=arguments.seeds, limit=arguments.limit, test_limit=arguments.test_limit, changes=named_values(arguments.overrides, known),
+        seeds=arguments.seeds, limit=arguments.limit, test_limit=arguments.test_limit, changes=parse_overrides(arguments.overrides, known),
         device=arguments.device, report=show,
     )  # fmt: skip
     return 0

@@ -153,11 +153,11 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
-    from ..config import AT_TEST
+    from ..config import TEST_SETTINGS
     from ..errors import RamatchError
     from ..files import write_json
+    from ..settings import parse_overrides
     from ..train import evaluate_all
-    from ..train.recipe import named_values
 
     if arguments.localise:
         if arguments.settings:
@@ -167,7 +167,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
         arguments.model, arguments.data, arguments.protocol,
         scores=("model", "image", "region", "best") if arguments.all_scores else ("model",), split=arguments.split,
         images_root=arguments.images_root, classes=arguments.classes, seen=arguments.seen, unseen=arguments.unseen,
-        matcher=arguments.matcher, settings=named_values(arguments.settings, AT_TEST),
+        matcher=arguments.matcher, settings=parse_overrides(arguments.settings, TEST_SETTINGS),
         label_features=arguments.label_features, backbone=arguments.backbone,
         preset=arguments.preset, device=arguments.device, precision=arguments.precision, batch_size=arguments.batch_size,
         workers=arguments.workers, progress=sys.stderr.isatty(),

@@ -26,12 +26,11 @@ from ..files import new_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_ram
 from ..modeling.ram import RAM
+from ..settings import parse_overrides
 from .align_run import load_pixels
 from .assemble import find_data, load_frozen, read_split
-from .config import build, ram_settings
 from .distributed import pick_device
 from .kept import FitConfig, Kept, fit, keep, recognised, with_mosaics
-from .recipe import named_values
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,7 @@ def adapt_folder(
 
 def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[FitConfig, RAMConfig]:
     """How `adapt` trains, and the named preset of `RAMConfig`, with `name=value` changes."""
-    fit_names = {f.name for f in dataclasses.fields(FitConfig)}
-    ram_names = {f.name for f in dataclasses.fields(RAMConfig)}
-    changes: dict[bool, dict[str, Any]] = {True: {}, False: {}}
-    for name, value in named_values(overrides, sorted(fit_names | ram_names)).items():
-        changes[name in fit_names][name] = value
-    return build(FitConfig, vars(ADAPT) | changes[True]), preset(base, **ram_settings(changes[False]))
+    fit_names = [f.name for f in dataclasses.fields(FitConfig)]
+    changes = parse_overrides(overrides, sorted({*fit_names, *(f.name for f in dataclasses.fields(RAMConfig))}))
+    ram = {name: value for name, value in changes.items() if name not in fit_names}
+    return ADAPT.replace(**{name: changes[name] for name in changes if name in fit_names}), preset(base, **ram)

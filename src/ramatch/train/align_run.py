@@ -64,18 +64,7 @@ def load_pixels(records: Sequence[Any], size: int | tuple[int, int]) -> Tensor:
 
 def settings_from(overrides: Sequence[str]) -> AlignConfig:
     """`AlignConfig` with `name=value` changes."""
-    known = {f.name: f.type for f in dataclasses.fields(AlignConfig)}
-    changes: dict[str, Any] = {}
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals or name not in known:
-            raise RamatchError(f"'{override}': expected name=value with a name of {', '.join(known)}")
-        kind = type(getattr(AlignConfig(), name))
-        try:
-            changes[name] = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-        except (KeyError, ValueError):
-            raise RamatchError(f"'{override}': {name} is a {kind.__name__}") from None
-    return AlignConfig(**changes)
+    return AlignConfig().with_overrides(overrides)
 
 
 def align_folder(

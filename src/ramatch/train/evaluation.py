@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import AT_TEST, RAMConfig
+from ..config import TEST_SETTINGS, RAMConfig
 from ..data.annotations import Annotations
 from ..data.benchmarks import read_protocol
 from ..data.records import read_annotations, read_classes
@@ -24,7 +24,6 @@ from ..modeling.ram import RAM, Output
 from ..recognizer import PATIENCE, Recognizer
 from .assemble import DTYPES, find_data
 from .batches import ImageCache, image_loader, unguarded
-from .config import ram_settings
 from .distributed import pick_device
 from .log import Progress
 
@@ -232,7 +231,7 @@ def evaluate_all(
     """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
 
     "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of RAMConfig
-    that only matter when a model is used (AT_TEST), to be changed for this test; it then ranks by its score in any case.
+    that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its score in any case.
     `preset` and `image_size` are for a plain CLIP. `fast`: see `collect_scores`. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU.
     """
     test = data if isinstance(data, TestSet) else read_test(
@@ -247,9 +246,9 @@ def evaluate_all(
             precision=precision,
         )  # fmt: skip
         ram, calibrator = loaded.ram, loaded.calibrator
-    if unknown := sorted(set(settings or ()) - set(AT_TEST)):
-        raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(AT_TEST)} only")
-    own, changes = ram.config, ram_settings(settings or {})
+    if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
+        raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
+    own, changes = ram.config, dict(settings or {})
     if changes:
         calibrator = None
     try:

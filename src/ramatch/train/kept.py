@@ -11,16 +11,17 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..config import LOSSES
 from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
-from ..modeling.losses import LOSSES
 from ..modeling.ram import RAM, Labels, Output
 from ..modeling.region_set import Streams
+from ..settings import Bound, Count, NotNegative, OneOf, Settings
 from .config import OptimConfig
 from .optim import Temperatures
 
@@ -28,35 +29,22 @@ TEMPERATURE_FLOOR = OptimConfig.temperature_floor
 
 
 @dataclass(frozen=True)
-class FitConfig:
+class FitConfig(Settings):
     """How one variant is trained. Defaults are the paper's for natural images."""
 
-    epochs: int = 3
-    batch_size: int = 32
-    lr: float = 5e-6  # AdamW: TSS
-    lr_prompts: float = 1e-3  # SGD: visual and label prompts
-    lr_tau: float = 5e-5  # AdamW: temperatures
-    weight_decay: float = 1e-4
-    warmup: float = 0.05
-    ema: float = 0.0
-    loss: str = "mmc"
-    clip: float = 1.0  # of the gradient's norm; 0: none
+    epochs: Count = 3
+    batch_size: Count = 32
+    lr: NotNegative = 5e-6  # AdamW: TSS
+    lr_prompts: NotNegative = 1e-3  # SGD: visual and label prompts
+    lr_tau: NotNegative = 5e-5  # AdamW: temperatures
+    weight_decay: NotNegative = 1e-4
+    warmup: NotNegative = 0.05
+    ema: Annotated[float, Bound(0, 1, below=True)] = 0.0
+    loss: Annotated[str, OneOf(LOSSES)] = "mmc"
+    clip: NotNegative = 1.0  # of the gradient's norm; 0: none
     views: tuple[int, ...] = ()  # which kept views to draw from; empty: all
-    mosaics: float = 0.0  # pictures of four images each, with the labels of all four, for each image
-    focus: float = (
-        0.0  # so many times the loss of the annotated labels alone is added (where tags are learned with them)
-    )
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise RamatchError("epochs and batch_size must be at least 1")
-        for name in ("lr", "lr_prompts", "lr_tau", "weight_decay", "warmup", "clip", "mosaics", "focus"):
-            if not getattr(self, name) >= 0:
-                raise RamatchError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.ema < 1:
-            raise RamatchError(f"ema must lie in [0, 1), got {self.ema}")
-        if self.loss not in LOSSES:
-            raise RamatchError(f"unknown loss '{self.loss}'; known: {', '.join(LOSSES)}")
+    mosaics: NotNegative = 0.0  # pictures of four images each, with the labels of all four, for each image
+    focus: NotNegative = 0.0  # so many times the loss of the annotated labels alone is added
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import RamatchError, require
-from .config import TrainConfig, set_key
+from .config import TrainConfig
 
 
 def list_recipes() -> dict[str, str]:
@@ -25,35 +25,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
 
     A value is read as JSON where it can be (`true`, `null`, `3`, `["a", "b"]`), else as text.
     """
-    values = _read(_find(name_or_path))
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key.strip():
-            raise RamatchError(f"override '{override}' must look like name=value, for example optim.lr=1e-4")
-        set_key(values, key.strip(), parse_value(text.strip()))
-    return TrainConfig.from_dict(values)
-
-
-def named_values(overrides: Sequence[str], known: Iterable[str]) -> dict[str, Any]:
-    """`name=value` texts as values by name; a name that is not known is an error that lists those that are."""
-    names, found = list(known), {}
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals or name not in names:
-            raise RamatchError(f"'{override}': expected name=value with a name of {', '.join(names)}")
-        found[name] = parse_value(text)
-    return found
-
-
-def parse_value(text: str) -> Any:
-    """A value from the command line: JSON where it parses, None for `none` and `null` (see `build`), else the text itself."""
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return TrainConfig.from_dict(_read(_find(name_or_path))).with_overrides(overrides)
 
 
 def dump_config(config: TrainConfig) -> str:

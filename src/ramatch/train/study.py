@@ -20,7 +20,6 @@ from ..modeling._fast_path import FastOutput
 from ..modeling.ram import RAM
 from .align_run import load_pixels
 from .assemble import find_data, load_frozen, read_split
-from .config import build
 from .distributed import pick_device
 from .evaluation import read_test
 from .kept import FitConfig, Kept, collect, fit, keep, with_mosaics
@@ -114,7 +113,7 @@ def study(
     stem: tuple[Any, ...] = ()
     for name in variants:
         variant = VARIANTS[name]
-        settings, count = build(FitConfig, vars(variant.fit) | changes), views or variant.views
+        settings, count = variant.fit.replace(**changes), views or variant.views
         config = preset(variant.preset, **variant.ram)
         fields = ("adapted_layers", "saa_layers", "tss", "tss_input", "pixels")
         wanted = (count, settings.mosaics, config.visual_prompts > 0, *(getattr(config, field) for field in fields))
