@@ -11,8 +11,11 @@ from statistics import mean, median
 from typing import Any
 
 from ramatch.data.annotations import Annotations, Record
-from ramatch.data.records import Paths, list_splits, read_annotations
+from ramatch.data.records import SAME_CLASS, Paths, list_splits, read_annotations
 from ramatch.errors import RamatchError
+
+BROKEN = ("missing image", "unknown label", "dangling annotation", "missing annotation")
+PROBLEMS = (*BROKEN, "duplicate class", SAME_CLASS)
 
 
 @dataclass
@@ -31,12 +34,7 @@ class Part:
         return {
             **self.annotations.summary.to_dict(),
             "class_names": list(self.annotations.classes),
-            "labels_per_image": {
-                "min": min(per_image),
-                "median": median(per_image),
-                "mean": mean(per_image),
-                "max": max(per_image),
-            },
+            "labels_per_image": {f.__name__: f(per_image) for f in (min, median, mean, max)},
             "class_counts": counts,
             "classes_without_images": [name for name, count in counts.items() if count == 0],
             "boxes": sum(len(r.boxes) for r in self.annotations.records),
@@ -67,14 +65,19 @@ class Part:
 
     def _class_lines(self, counts: dict[str, int], top: int | None) -> list[str]:
         ranked = sorted(counts.items(), key=lambda item: -item[1])
-        shown = ranked if top is None or len(ranked) <= top else ranked[: top - top // 4] + ranked[-(top // 4) :]
-        width = max(len(name) for name, _ in shown)
+        top = len(ranked) if top is None else top
+        shortened = len(ranked) > top
+        tail = ranked[len(ranked) - top // 4 :] if shortened else []
+        shown = ranked[: top - top // 4] if shortened else ranked
+        width = max(len(name) for name, _ in shown + tail)
         most = max(ranked[0][1], 1)
-        lines = ["  images per class" + ("" if len(shown) == len(ranked) else " (most and least frequent)")]
-        for place, (name, count) in enumerate(shown):
-            if len(shown) < len(ranked) and place == len(shown) - top // 4:  # type: ignore[operator]
-                lines.append(f"    ... {len(ranked) - len(shown)} more")
-            lines.append(f"    {name:<{width}} {count:>8,} {'#' * round(30 * count / most)}".rstrip())
+
+        def bars(classes: list[tuple[str, int]]) -> list[str]:
+            return [f"    {n:<{width}} {c:>8,} {'#' * round(30 * c / most)}".rstrip() for n, c in classes]
+
+        lines = ["  images per class" + (" (most and least frequent)" if shortened else ""), *bars(shown)]
+        if shortened:
+            lines += [f"    ... {len(ranked) - top} more", *bars(tail)]
         empty = [name for name, count in counts.items() if count == 0]
         if empty:
             lines.append(f"  no image has: {', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}")
@@ -91,12 +94,10 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Everything could be read: no missing or unreadable image, no unknown label, no failed split."""
-        bad = ("missing image", "unknown label", "dangling annotation", "missing annotation")
-        return not self.failures and all(
-            not part.unreadable and not any(part.annotations.summary.count(kind) for kind in bad)
-            for part in self.parts.values()
-        )
+        """Everything could be read, and no problem of the kinds in PROBLEMS was found."""
+        parts = self.parts.values()
+        found = {kind for part in parts for kind in part.annotations.summary.issues}
+        return not self.failures and not any(part.unreadable for part in parts) and found.isdisjoint(PROBLEMS)
 
     def to_dict(self) -> dict[str, Any]:
         parts = {name: part.to_dict() for name, part in self.parts.items()}
@@ -109,8 +110,7 @@ class Report:
         blocks.append("no problems found" if self.ok else "problems found: see above")
         return "\n\n".join(blocks)
 
-    def __str__(self) -> str:
-        return self.to_text()
+    __str__ = to_text
 
 
 def check(
@@ -139,7 +139,8 @@ def check(
                 raise
             failures[str(name)] = str(error)
             continue
-        parts[name or "all"] = part = Part(annotations, _evenly(annotations.records, samples))
+        step = max(1, len(annotations) // max(1, samples))
+        parts[name or "all"] = part = Part(annotations, annotations.records[::step][:samples])
         if decode:
             _decode(part, threads)
     return Report(os.fspath(path), parts, failures)
@@ -159,8 +160,3 @@ def _decode(part: Part, threads: int) -> None:
                 part.unreadable[record.key] = reason
             else:
                 part.sizes[size] += 1
-
-
-def _evenly(records: Sequence[Record], count: int) -> list[Record]:
-    step = max(1, len(records) // max(1, count))
-    return list(records[::step][:count])
