@@ -38,7 +38,10 @@ def read_json(path: str | Path) -> Any:
 def parse_json(text: str, where: object) -> Any:
     """Parse JSON that a stranger may have written; `where` begins the error message."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # halves of a character, which no text file can hold, become question marks
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        return value
     except json.JSONDecodeError as error:
         raise RamatchError(f"{where}: not valid JSON (line {error.lineno}: {error.msg})") from error
     except (ValueError, RecursionError, MemoryError) as error:  # numbers of thousands of digits, thousands of brackets

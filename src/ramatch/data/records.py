@@ -318,8 +318,8 @@ class _Cleaner:
 
 
 def tidy(label: str) -> str:
-    """Surrounding and double spaces removed, and what no text file could hold (lone surrogates)."""
-    return " ".join(label.encode("utf-8", "replace").decode().split())
+    """Surrounding and double spaces removed."""
+    return " ".join(label.split())
 
 
 def loose(label: str) -> str:
