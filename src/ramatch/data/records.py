@@ -202,7 +202,7 @@ class _Cleaner:
         self.order = None if declared is None else [tidy(name) for name in declared]
         if self.order is None:
             labels = {self._text(label, row) for row in reading.rows for label in row.labels}
-            self.classes = dict.fromkeys(sorted(labels - {""}, key=natural_key))
+            self.classes = dict.fromkeys(sorted(sorted(labels - {""}), key=natural_key))
         else:
             self.classes = dict.fromkeys(self.order)
             for name in (Counter(self.order) - Counter(list(self.classes))).elements():
