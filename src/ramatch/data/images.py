@@ -113,9 +113,6 @@ def is_image_name(name: str | os.PathLike) -> bool:
     return not base.startswith(".") and base.lower().endswith(EXTENSIONS)
 
 
-# ----------------------------------------------------------------------------------------------- any source
-
-
 def _open(source: Any) -> Image.Image:
     """A PIL image of any source, not yet decoded if it is a file."""
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -188,9 +185,6 @@ def _name_of(source: Any) -> str:
         return os.fspath(source)
     inner = getattr(source, "filename", None) or getattr(source, "name", None)
     return inner if isinstance(inner, str) and inner else f"<{type(source).__name__}>"
-
-
-# ---------------------------------------------------------------------------------------------- upright RGB
 
 
 def _upright(picture: Image.Image) -> Image.Image:

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -64,11 +65,8 @@ def read_annotations(
     both, the root of another machine is cut from a path, a label that differs from a class only in case, spaces,
     `_` or `-` is taken as that class, and rows without an image are skipped; all counted in the summary.
     """
-    for option, value, choices in (
-        ("unknown", unknown, Unknown),
-        ("missing", missing, Missing),
-        ("empty", empty, Empty),
-    ):
+    chosen = {"unknown": (unknown, Unknown), "missing": (missing, Missing), "empty": (empty, Empty)}
+    for option, (value, choices) in chosen.items():
         if value not in get_args(choices):
             raise RamatchError(f"{option} must be one of {', '.join(get_args(choices))}, not {value!r}")
     names = read_classes(classes) if isinstance(classes, (str, os.PathLike)) else classes
@@ -112,9 +110,6 @@ def list_splits(path: str | os.PathLike) -> list[str]:
     if not files:
         return hub.splits(folder)
     return [p.stem for p in files] if len(files) > 1 else []
-
-
-# ---------------------------------------------------------------------------------------- which file, which format
 
 
 def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] | None) -> tuple[Request, list[str]]:
@@ -169,44 +164,37 @@ def _format_of(request: Request) -> str | None:
 
 
 def _recognise(request: Request, format: str | None) -> str:
-    if format is not None:
-        if format not in READERS:
-            raise RamatchError(f"unknown annotation format {format!r}; there are {', '.join(READERS)}")
-        return format
-    name = _format_of(request)
-    if name is not None:
-        return name
-    known = "; ".join(reader.DESCRIPTION for reader in READERS.values())
-    raise RamatchError(f"{request.path}: not recognised as any annotation format ({known})")
+    if format is not None and format not in READERS:
+        raise RamatchError(f"unknown annotation format {format!r}; there are {', '.join(READERS)}")
+    name = format or _format_of(request)
+    if name is None:
+        known = "; ".join(reader.DESCRIPTION for reader in READERS.values())
+        raise RamatchError(f"{request.path}: not recognised as any annotation format ({known})")
+    return name
 
 
-# --------------------------------------------------------------------------------------------------- cleaning
-
-
+@dataclass
 class _Cleaner:
     """Rows as a reader found them to records, every oddity counted."""
 
-    def __init__(
-        self,
-        reading: Reading,
-        declared: Sequence[str] | None,
-        summary: Summary,
-        locator: Locator,
-        unknown: Unknown,
-        missing: Missing,
-        empty: Empty,
-    ) -> None:
-        self.reading, self.summary, self.locator = reading, summary, locator
-        self.unknown, self.missing, self.empty = unknown, missing, empty
+    reading: Reading
+    declared: Sequence[str] | None
+    summary: Summary
+    locator: Locator
+    unknown: Unknown
+    missing: Missing
+    empty: Empty
+
+    def __post_init__(self) -> None:
         # class numbers count the names as declared, repeated ones too
-        self.order = None if declared is None else [tidy(name) for name in declared]
+        self.order = None if self.declared is None else [tidy(name) for name in self.declared]
         if self.order is None:
-            labels = {self._text(label, row) for row in reading.rows for label in row.labels}
+            labels = {self._text(label, row) for row in self.reading.rows for label in row.labels}
             self.classes = dict.fromkeys(sorted(sorted(labels - {""}), key=natural_key))
         else:
             self.classes = dict.fromkeys(self.order)
             for name in (Counter(self.order) - Counter(list(self.classes))).elements():
-                summary.add_issue("duplicate class", "counted once", name)
+                self.summary.add_issue("duplicate class", "counted once", name)
         self.by_spelling: dict[str, str | None] = {}
         by_case: dict[str, str] = {}
         for name in self.classes:  # a spelling that two classes share stands for neither
@@ -214,7 +202,7 @@ class _Cleaner:
             self.by_spelling[key] = None if key in self.by_spelling else name
             first = by_case.setdefault(name.casefold(), name)
             if first != name:
-                summary.add_issue(SAME_CLASS, "kept as several classes", f"{first}, {name}")
+                self.summary.add_issue(SAME_CLASS, "kept as several classes", f"{first}, {name}")
 
     def run(self) -> Annotations:
         records: dict[str, Record] = {}
@@ -270,12 +258,11 @@ class _Cleaner:
                 self.summary.add_issue("empty label", "skipped", f"{row.where}: {row.key}")
                 continue
             name = self._class_of(raw)
-            if name is None:
-                name = self._unknown(text, row)
-                if name is None:
-                    continue
-            elif name != text and isinstance(raw, str):
+            if name is not None and name != text and isinstance(raw, str):
                 self.summary.add_issue("respelled label", "taken as the class", f"{text} -> {name}")
+            name = name or self._unknown(text, row)
+            if name is None:
+                continue
             if name in labels:
                 self.summary.add_issue("duplicate label", "counted once", f"{row.where}: {row.key}: {name}")
             labels[name] = None

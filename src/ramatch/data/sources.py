@@ -79,9 +79,6 @@ def _parquet_group(path: str, _mtime: int, group: int, column: str) -> list[byte
     return [cell if isinstance(cell, bytes) else (cell or {}).get("bytes") or b"" for cell in cells]
 
 
-# ------------------------------------------------------------------------------------------------ tar shards
-
-
 def tar_index(path: str | os.PathLike) -> dict[str, tuple[int, int]]:
     """Member name -> (offset, size) of the regular files in an uncompressed tar; kept in memory."""
     stat = os.stat(path)
@@ -112,9 +109,6 @@ def is_tar_name(name: str | os.PathLike) -> bool:
 def find_tars(folder: Path) -> list[Path]:
     """The tar shards directly in `folder`, in natural order."""
     return sorted((p for p in folder.iterdir() if is_tar_name(p) and p.is_file()), key=natural_key)
-
-
-# ------------------------------------------------------------------------------------------------- locating
 
 
 class Locator:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from ramatch.data.annotations import Annotations
 from ramatch.data.benchmarks import coco, mlrsnet, multiscene, nuswide, pa100k, rap
@@ -28,18 +28,14 @@ SPLITS = ("train", "test_gzsl", "test_zsl")
 SPLIT_SEED = 2025  # of the random splits of MultiScene and MLRSNet; theirs was not published
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """What is tested. zsl: unseen classes only; gzsl: seen and unseen together."""
-
+class Protocol(NamedTuple):
     name: str
     split: str
-    description: str
 
 
 PROTOCOLS = {
-    "zsl": Protocol("zsl", "test_zsl", "unseen classes only, on images that show at least one of them"),
-    "gzsl": Protocol("gzsl", "test_gzsl", "seen and unseen classes together, on all test images with a label"),
+    "zsl": Protocol("zsl", "test_zsl"),  # unseen classes only, on images that show at least one of them
+    "gzsl": Protocol("gzsl", "test_gzsl"),  # seen and unseen classes together, on all test images with a label
 }
 
 
@@ -100,9 +96,6 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
-# ------------------------------------------------------------------------------------------ seen and unseen
-
-
 def split_classes(benchmark: Benchmark, train: Pairs) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(seen, unseen), each in the order of the class list.
 
@@ -141,9 +134,6 @@ def apply_protocol(
     }
 
 
-# -------------------------------------------------------------------------------------------------- prepare
-
-
 @dataclass
 class Prepared:
     """What `prepare` wrote."""
@@ -156,9 +146,6 @@ class Prepared:
     expected: dict[str, int]
     missing_images: int = 0
     notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "seen": list(self.seen), "unseen": list(self.unseen)}
 
     def to_text(self) -> str:
         lines = [f"{self.benchmark}: {len(self.seen)} seen and {len(self.unseen)} unseen classes -> {self.out}"]
@@ -242,18 +229,14 @@ def _keep(pairs: Pairs, listing: str | os.PathLike | None, notes: list[str]) -> 
 
 
 def _drop_missing(owned: Owned, root: Path, benchmark: Benchmark) -> int:
-    before = len(owned.train) + len(owned.test)
-    example = (owned.train or owned.test or [("nothing", [])])[0][0]
+    before = [*owned.train, *owned.test]
     locator = Locator([root])
-
-    def present(pairs: Pairs) -> Pairs:
-        return [(path, labels) for path, labels in pairs if locator.has(path)]
-
-    owned.train, owned.test = present(owned.train), present(owned.test)
-    missing = before - len(owned.train) - len(owned.test)
-    if missing == before:
+    owned.train = [pair for pair in owned.train if locator.has(pair[0])]
+    owned.test = [pair for pair in owned.test if locator.has(pair[0])]
+    if not owned.train and not owned.test:
+        example = before[0][0] if before else "nothing"
         raise RamatchError(f"{root}: none of the images is there, for example {example}; see {benchmark.page}")
-    return missing
+    return len(before) - len(owned.train) - len(owned.test)
 
 
 def _check_labels(benchmark: Benchmark, owned: Owned, seen: Sequence[str], unseen: Sequence[str]) -> None:
@@ -274,9 +257,6 @@ def _split_note(benchmark: Benchmark, unseen: Sequence[str]) -> str:
         "random": f"our draw (seed {SPLIT_SEED}), as the paper's is not published",
     }[benchmark.owner.SPLIT if benchmark.owner else "lists"]
     return f"{how}; unseen: {', '.join(unseen[:6])}{', ...' if len(unseen) > 6 else ''}"
-
-
-# ------------------------------------------------------------------------------------------------- protocols
 
 
 @dataclass
@@ -308,13 +288,12 @@ def read_protocol(path: str | os.PathLike, protocol: str = "gzsl", *, images_roo
     trained = read_annotations(folder, split="train", images_root=images_root, missing="keep")
     unseen = tuple(c for c in whole.classes if c not in set(trained.classes))
     seen = tuple(c for c in whole.classes if c in set(trained.classes))
-    chosen = PROTOCOLS[protocol]
     if protocol == "gzsl":
-        return Evaluation(chosen, whole, seen, unseen)
+        return Evaluation(PROTOCOLS[protocol], whole, seen, unseen)
     if not unseen:
         raise RamatchError(f"{folder}: every class of test_gzsl.json is in train.json; nothing is unseen")
     if (folder / "test_zsl.json").is_file():
         zsl = read_annotations(folder, split="test_zsl", images_root=images_root)
     else:
         zsl = whole.restrict(unseen, drop_unlabelled=True)
-    return Evaluation(chosen, zsl, (), tuple(zsl.classes))
+    return Evaluation(PROTOCOLS[protocol], zsl, (), tuple(zsl.classes))

@@ -87,9 +87,6 @@ def read_one_hot(file: Path, classes: Sequence[str], at_least: int | None = None
     return rows
 
 
-# ----------------------------------------------------------------------------------------------- MATLAB files
-
-
 def load_mat(path: Path) -> dict[str, Any]:
     scipy_io = require("scipy.io", extra="data")
     try:

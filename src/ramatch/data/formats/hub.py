@@ -72,9 +72,6 @@ def read(request: Request) -> Reading:
     return reading
 
 
-# ---------------------------------------------------------------------------------------------------- files
-
-
 def is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
@@ -117,9 +114,6 @@ def _one_of(found: Sequence[str], request: Request) -> str:
         return found[0]
     wanted = f"no split {request.split!r}" if request.split else "several splits, name one"
     raise RamatchError(f"{request.path}: {wanted}; splits here: {', '.join(found) or 'none'}")
-
-
-# -------------------------------------------------------------------------------------------------- columns
 
 
 def _columns(file: Path, schema: Any) -> tuple[str, str]:

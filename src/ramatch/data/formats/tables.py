@@ -81,9 +81,6 @@ def find_column(columns: Sequence[str], spellings: Sequence[str]) -> str | None:
     return next((plain[s] for s in spellings if s in plain), None)
 
 
-# ------------------------------------------------------------------------------------------- rows of a table
-
-
 def load_table(request: Request) -> tuple[list[str], list[dict[str, Any]], int]:
     """(column names, rows, number of the first row's line)."""
     path = request.path
@@ -140,9 +137,6 @@ def _pick_split(request: Request, column: str | None, rows: list[dict[str, Any]]
         return rows, []  # the file itself is the split
     known = ", ".join(sorted({_text(r.get(column)) for r in rows})[:10])
     raise RamatchError(f"{request.path}: no rows with {column} = {request.split!r}; there are: {known}")
-
-
-# --------------------------------------------------------------------------------------------------- labels
 
 
 def _label_cells(request: Request, image: str, label: str, rows: list[dict], reading: Reading) -> list[list[Any]]:
