@@ -52,8 +52,8 @@ def expect(value: Any, kind: type[T], where: object) -> T:
     """`value`, which must be of that kind: what a stranger's file holds is checked with this, once."""
     if isinstance(value, kind):
         return value
-    expected = {dict: "an object", list: "a list", str: "text"}[kind]
-    raise RamatchError(f"{where} is {shown(value)}; expected {expected}")
+    kinds: dict[Any, str] = {dict: "an object", list: "a list", str: "text"}
+    raise RamatchError(f"{where} is {shown(value)}; expected {kinds[kind]}")
 
 
 def expect_numbers(values: Iterable[Any], where: object) -> list[float]:

@@ -15,6 +15,8 @@ from ramatch.data.records import SAME_CLASS, Paths, list_splits, read_annotation
 from ramatch.errors import RamatchError
 
 BROKEN = ("missing image", "unknown label", "dangling annotation", "missing annotation")
+SAMPLES = 5  # images listed, evenly spaced
+THREADS = 4  # that decode
 PROBLEMS = (*BROKEN, "duplicate class", SAME_CLASS)
 
 
@@ -23,13 +25,13 @@ class Part:
     """One split: its annotations and what decoding its images showed."""
 
     annotations: Annotations
-    samples: list[Record]
     decoded: int = 0
     unreadable: dict[str, str] = field(default_factory=dict)  # key -> reason
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
 
     def to_dict(self) -> dict[str, Any]:
-        per_image = [len(r.labels) for r in self.annotations.records]
+        records = self.annotations.records
+        per_image = [len(r.labels) for r in records]
         counts = self.annotations.class_counts()
         return {
             **self.annotations.summary.to_dict(),
@@ -37,8 +39,8 @@ class Part:
             "labels_per_image": {f.__name__: f(per_image) for f in (min, median, mean, max)},
             "class_counts": counts,
             "classes_without_images": [name for name, count in counts.items() if count == 0],
-            "boxes": sum(len(r.boxes) for r in self.annotations.records),
-            "samples": [[r.key, list(r.labels)] for r in self.samples],
+            "boxes": sum(len(r.boxes) for r in records),
+            "samples": [[r.key, list(r.labels)] for r in records[:: max(1, len(records) // SAMPLES)][:SAMPLES]],
             "decoded": self.decoded,
             "unreadable": dict(self.unreadable),
             "sizes": {f"{w}x{h}": times for (w, h), times in self.sizes.most_common()},
@@ -121,12 +123,10 @@ def check(
     images_root: Paths | None = None,
     format: str | None = None,
     decode: bool = False,
-    samples: int = 5,
-    threads: int = 4,
 ) -> Report:
     """Read a data set without training on it; with several splits and none named, all of them.
 
-    decode: also decode every image and report those that cannot be. samples: images listed, evenly spaced.
+    decode: also decode every image and report those that cannot be.
     """
     names: list[str | None] = [split] if split is not None else list(list_splits(path)) or [None]
     parts: dict[str, Part] = {}
@@ -139,24 +139,24 @@ def check(
                 raise
             failures[str(name)] = str(error)
             continue
-        step = max(1, len(annotations) // max(1, samples))
-        parts[name or "all"] = part = Part(annotations, annotations.records[::step][:samples])
+        parts[name or "all"] = part = Part(annotations)
         if decode:
-            _decode(part, threads)
+            _decode(part)
     return Report(os.fspath(path), parts, failures)
 
 
-def _decode(part: Part, threads: int) -> None:
-    def attempt(record: Record) -> tuple[Record, tuple[int, int] | None, str]:
+def _decode(part: Part) -> None:
+    def attempt(record: Record) -> tuple[int, int] | str:
         try:
-            return record, record.load().size, ""
+            return record.load().size
         except RamatchError as error:
-            return record, None, str(error)
+            return str(error)
 
-    with ThreadPoolExecutor(threads) as pool:
-        for record, size, reason in pool.map(attempt, part.annotations.records):
+    with ThreadPoolExecutor(THREADS) as pool:
+        records = part.annotations.records
+        for record, found in zip(records, pool.map(attempt, records), strict=True):
             part.decoded += 1
-            if size is None:
-                part.unreadable[record.key] = reason
+            if isinstance(found, str):
+                part.unreadable[record.key] = found
             else:
-                part.sizes[size] += 1
+                part.sizes[found] += 1

@@ -61,9 +61,7 @@ def read_annotations(
     missing: an image that is not there is left out, an error, or kept without looking for it.
     empty: an image without labels is kept (it shows none of them), left out, or an error.
 
-    Always: a label repeated within an image counts once, an image listed twice becomes one with the labels of
-    both, the root of another machine is cut from a path, a label that differs from a class only in case, spaces,
-    `_` or `-` is taken as that class, and rows without an image are skipped; all counted in the summary.
+    docs/data.md lists the awkward cases (a label or image twice, another machine's root in a path, other spellings).
     """
     chosen = {"unknown": (unknown, Unknown), "missing": (missing, Missing), "empty": (empty, Empty)}
     for option, (value, choices) in chosen.items():
@@ -95,19 +93,17 @@ def read_classes(path: str | os.PathLike) -> list[str]:
 def list_splits(path: str | os.PathLike) -> list[str]:
     """Names that `split` can take for this path; empty when there is only one thing to read."""
     folder = Path(os.path.expanduser(path))
+    request = Request(folder)
     if folder.is_file():
-        request = Request(folder)
         return tables.splits(request) if tables.detect(request) else []
     if not folder.is_dir():
         if glob.glob(str(folder)):
             return []  # a pattern names its files itself
         raise RamatchError(f"no such file or folder: {path}")
-    if hub.is_saved(folder):
-        return hub.splits(folder)
-    if voc.detect(Request(folder)):
+    if voc.detect(request) and not hub.is_saved(folder):
         return voc.splits(folder)
     files = _annotation_files(folder)
-    if not files:
+    if hub.is_saved(folder) or not files:
         return hub.splits(folder)
     return [p.stem for p in files] if len(files) > 1 else []
 

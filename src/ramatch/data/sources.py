@@ -138,9 +138,10 @@ class Locator:
 
     def find(self, name: str) -> tuple[ImageSource | None, str]:
         """(source or None, the name it was found by: `name` itself unless that had to be repaired)."""
-        source = self._exact(name) or self._with_extension(name)
-        if source is not None:
-            return source, name
+        # some lists give identifiers only: `000123` for 000123.jpg
+        for extension in ("",) if is_image_name(name) else ("", *EXTENSIONS):
+            if name and (source := self._exact(name + extension)) is not None:
+                return source, name
         parts = [p for p in re.split(r"[\\/]+", name) if p not in ("", ".")]
         for start in range(max(0, len(parts) - MAX_FOLDERS), len(parts)):
             suffix = "/".join(parts[start:])
@@ -152,15 +153,7 @@ class Locator:
         """Whether a picture has exactly this name."""
         return self._exact(name) is not None
 
-    def _with_extension(self, name: str) -> ImageSource | None:
-        """Some lists give identifiers only: `000123` for 000123.jpg."""
-        if not name or is_image_name(name):
-            return None
-        return next((s for s in (self._exact(name + e) for e in EXTENSIONS) if s is not None), None)
-
     def _exact(self, name: str) -> ImageSource | None:
-        if not name:
-            return None
         for root in self.roots:  # an absolute name replaces the root, as joining paths does
             path = os.path.join(root, name)
             if os.path.isfile(path):

@@ -77,9 +77,9 @@ def _read_file(path: Path) -> Row:
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise RamatchError(f"{path}: not a VOC annotation ({error})") from error
     row = Row((root.findtext("filename") or "").strip() or path.stem, [], where=path.name)
-    if root.findtext("size/width") and root.findtext("size/height"):
-        sides = (root.findtext("size/width"), root.findtext("size/height"))
-        width, height = expect_numbers(sides, f"{path}: the size")
+    size = [root.findtext("size/width"), root.findtext("size/height")]
+    if all(size):
+        width, height = expect_numbers(size, f"{path}: the size")
         row.size = (int(width), int(height)) if width > 0 and height > 0 else None
     for item in root.iter("object"):
         name = (item.findtext("name") or "").strip()
