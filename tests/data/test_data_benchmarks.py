@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from data_helpers import put, put_json
 
+from ramatch.cli import main
 from ramatch.data import BENCHMARKS, class_list, prepare, read_annotations, read_protocol
 from ramatch.data.benchmarks import apply_protocol, split_classes
 from ramatch.data.benchmarks.common import Owned
@@ -112,6 +113,11 @@ def test_prepare_coco(tmp_path: Path) -> None:
     assert len(warnings) == 1
     assert "without --test-list the test is all of val2014, so figures are not those of the paper" in warnings[0]
     assert "6,392 images GZSL, 2,729 ZSL" in prepared.to_text()
+
+
+def test_data_prepare_warns_that_the_test_is_not_the_papers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["data", "prepare", "coco", "--root", str(coco_root(tmp_path))]) == 0
+    assert "warning: without --test-list the test is all of val2014" in capsys.readouterr().out
 
 
 def test_prepare_coco_in_place_and_2017(tmp_path: Path) -> None:
