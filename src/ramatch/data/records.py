@@ -7,12 +7,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from ramatch.data.annotations import Annotations, Box, Reading, Record, Row, Summary
+from ramatch.data.annotations import Annotations, Reading, Record, Row, Summary
 from ramatch.data.formats import coco, hub, lists, sidecars, tables, voc, webdataset
 from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
@@ -68,12 +68,14 @@ def read_annotations(
         if value not in get_args(choices):
             raise RamatchError(f"{option} must be one of {', '.join(get_args(choices))}, not {value!r}")
     names = read_classes(classes) if isinstance(classes, (str, os.PathLike)) else classes
-    request, notes = _resolve(path, split, names)
+    request = _resolve(path, split, names)
     name = _recognise(request, format)
     reading: Reading = READERS[name].read(request)
     roots = [images_root] if isinstance(images_root, (str, os.PathLike)) else list(images_root or [])
     locator = Locator([*roots, *reading.roots], prefer=f"{split or ''} {request.path.stem}")
-    summary = Summary(str(request.path), READERS[name].DESCRIPTION, split, notes=notes + reading.notes)
+    summary = Summary(str(request.path), READERS[name].DESCRIPTION, split, notes=reading.notes)
+    if request.files:
+        summary.notes.insert(0, f"{len(request.files)} file(s) match {Path(path).name}")
     for issue in reading.issues:
         summary.add_issue(*issue)
     declared = reading.classes if names is None else names
@@ -108,19 +110,17 @@ def list_splits(path: str | os.PathLike) -> list[str]:
     return [p.stem for p in files] if len(files) > 1 else []
 
 
-def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] | None) -> tuple[Request, list[str]]:
-    """The file or folder that is meant, as a request; and notes about how it was chosen."""
+def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] | None) -> Request:
+    """The file or folder that is meant."""
     where = Path(os.path.expanduser(path))
     if not where.exists():
         hits = sorted((Path(p) for p in glob.glob(str(where))), key=natural_key)
         if not hits:
             raise RamatchError(f"no such file or folder: {where}")
-        return Request(hits[0], split, classes, files=hits), [f"{len(hits)} file(s) match {where.name}"]
-    if where.is_file():
-        return Request(where, split, classes), []
+        return Request(hits[0], split, classes, files=hits)
     folder = Request(where, split, classes)
-    if hub.is_saved(where) or voc.detect(folder):
-        return folder, []
+    if where.is_file() or hub.is_saved(where) or voc.detect(folder):
+        return folder
     files = _annotation_files(where)
     chosen = [p for p in files if split is None or _is_split(p.stem, split)]
     if len(chosen) > 1 and split is not None:
@@ -128,25 +128,23 @@ def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] 
     if len(chosen) == 1:
         request = Request(chosen[0], split, classes)
         # some other JSON file may lie in a folder of images with sidecars
-        return (request if split or _format_of(request) else folder), []
+        return request if split or _format_of(request) else folder
     if len(chosen) > 1:
         names = ", ".join(p.stem for p in chosen[:12])
         raise RamatchError(f"{where}: several annotation files; name one with split: {names}")
     if split is not None and (where / split).is_dir():
-        return Request(where / split, None, classes), []
+        return Request(where / split, None, classes)
     if split is not None and not (hub.detect(folder) or webdataset.detect(folder)):
         known = ", ".join(p.stem for p in files) or "none found"
         raise RamatchError(f"{where}: no split {split!r}; annotation files here: {known}")
-    return folder, []
+    return folder
 
 
 def _annotation_files(folder: Path) -> list[Path]:
-    places = [folder, *(folder / name for name in ("annotations", "Annotations"))]
-    found = {p.resolve(): p for place in reversed(places) if place.is_dir() for p in place.iterdir()}
-    return sorted(
-        (p for p in found.values() if p.suffix.lower() in ANNOTATION_SUFFIXES and not NOT_ANNOTATIONS.match(p.name)),
-        key=natural_key,
-    )
+    places = [place for place in (folder / "Annotations", folder / "annotations", folder) if place.is_dir()]
+    named = (p for place in places for p in place.iterdir() if p.suffix.lower() in ANNOTATION_SUFFIXES)
+    found = {p.resolve(): p for p in named if not NOT_ANNOTATIONS.match(p.name)}  # on some systems the two are one
+    return sorted(found.values(), key=natural_key)
 
 
 def _is_split(stem: str, split: str) -> bool:
@@ -243,7 +241,7 @@ class _Cleaner:
                 self.summary.add_issue("foreign root path", "repaired", f"{key} -> {found_as}")
                 key = found_as
         named = [(self._class_of(box.label), box) for box in row.boxes]
-        boxes = tuple(Box(name, b.corners, b.crowd, b.difficult) for name, b in named if name is not None)
+        boxes = tuple(replace(box, label=name) for name, box in named if name is not None)
         return Record(key, self._labels(row), image, boxes, row.size)
 
     def _labels(self, row: Row) -> tuple[str, ...]:
@@ -312,4 +310,4 @@ def loose(label: str) -> str:
 
 def _merge(a: Record, b: Record) -> Record:
     labels = tuple(dict.fromkeys(a.labels + b.labels))
-    return Record(a.key, labels, a.image or b.image, a.boxes + b.boxes, a.size or b.size)
+    return replace(a, labels=labels, image=a.image or b.image, boxes=a.boxes + b.boxes, size=a.size or b.size)
