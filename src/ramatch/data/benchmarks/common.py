@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ramatch.data.formats.tables import read_csv
 from ramatch.data.records import loose
 from ramatch.errors import RamatchError, require
-from ramatch.files import read_text
 
 Pairs = list[tuple[str, list[str]]]  # (path relative to the root, labels)
 
@@ -71,13 +69,9 @@ def by_hash(names: Iterable[str], seed: int) -> list[str]:
 
 def read_one_hot(file: Path, classes: Sequence[str], at_least: int | None = None) -> dict[str, list[str]]:
     """Image → labels, from a table with a header, the image first, then a column of 0 and 1 for each class in order."""
-    try:
-        table = [row for row in csv.reader(io.StringIO(read_text(file), newline="")) if any(row)]
-    except csv.Error as error:
-        raise RamatchError(f"{file}: not a readable table ({error})") from error
+    table = [[cell.strip() for cell in row[: len(classes) + 1]] for row in read_csv(file) if any(row)]
     if not table:
         raise RamatchError(f"{file}: the file is empty")
-    table = [[cell.strip() for cell in row[: len(classes) + 1]] for row in table]
     check_names(table[0][1:], classes, file, at_least)
     rows: dict[str, list[str]] = {}
     for number, (name, *values) in enumerate(table[1:], start=2):

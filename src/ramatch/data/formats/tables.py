@@ -98,7 +98,8 @@ def load_table(request: Request) -> tuple[list[str], list[dict[str, Any]], int]:
     return list(dict.fromkeys(k for e in entries for k in e)), entries, 1
 
 
-def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
+def read_csv(path: Path) -> list[list[str]]:
+    """Rows of cells, blank lines too; comma, semicolon or tab between them."""
     text = read_text(path)
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else max(",;\t", key=first.count)
@@ -106,9 +107,14 @@ def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
         table = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True))
     except csv.Error as error:
         raise RamatchError(f"{path}: not a readable table ({error})") from error
-    start = next((number for number, row in enumerate(table, start=1) if row), None)
-    if start is None:
+    if not any(table):
         raise RamatchError(f"{path}: the file is empty")
+    return table
+
+
+def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
+    table = read_csv(path)
+    start = next(number for number, row in enumerate(table, start=1) if row)
     header = [cell.strip() for cell in table[start - 1]]
     if is_image_name(header[0]):  # no header: path first, labels after it
         rows = [{"image": r[0], "labels": [c for c in r[1:] if c.strip()]} if r else {} for r in table]
