@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from types import ModuleType
 
 import torch
 
 
-def kernels(device: torch.device) -> ModuleType | None:
-    """The kernel module if it can run on `device`: a GPU with Triton, or the CPU under TRITON_INTERPRET=1."""
+def has_kernels(device: torch.device) -> bool:
+    """A GPU with Triton, or the CPU under TRITON_INTERPRET=1; not while tracing, which wants plain operators."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return None
-    if torch.compiler.is_compiling():  # tracing wants plain operators
-        return None
+        return False
+    if torch.compiler.is_compiling():
+        return False
     try:
-        return importlib.import_module("ramatch.ot._triton")
+        import triton  # noqa: F401
     except ImportError:
-        return None
+        return False
+    return True

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ramatch.errors import RamatchError
-from ramatch.ot._backend import kernels
+from ramatch.ot._backend import has_kernels as kernels
 from ramatch.ot._loops import CPU_BLOCK_BYTES, TINY, column_sums, row_sums
 from ramatch.ot.result import OTResult
 from ramatch.ot.solver import EXP_LIMIT, solve_batch
