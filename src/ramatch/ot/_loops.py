@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from ramatch.ot._backend import has_kernels
 
 ZERO = -1e30  # stands for log 0: finite, so that 0 * log 0 and differences of potentials stay numbers
 TINY = {torch.float32: 1e-30, torch.float64: 1e-290}  # denominators never fall below
 CPU_BLOCK_BYTES = 1 << 22  # problems iterated together on a CPU: what stays in its cache from one pass to the next
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """B problems in one dtype: cost (B, n, m), reg (B, 1), a (B, n), b (B, m), start (B, m) or None."""
 
     cost: Tensor
@@ -25,9 +24,16 @@ class Problem:
     b: Tensor
     start: Tensor | None
 
-    def block(self, rows: slice) -> Problem:
-        start = None if self.start is None else self.start[rows]
-        return Problem(self.cost[rows], self.reg[rows], self.a[rows], self.b[rows], start)
+
+class Solution(NamedTuple):
+    """Plan (B, n, m), log-scalings u (B, n) and v (B, m), and how each problem ended (B,)."""
+
+    plan: Tensor
+    u: Tensor
+    v: Tensor
+    n_iter: Tensor
+    error: Tensor
+    converged: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,41 +49,31 @@ class Control:
         return iteration == self.max_iter or (not self.fixed and iteration % self.check_every == 0)
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Plan (B, n, m), log-scalings u (B, n) and v (B, m), and how each problem ended (B,)."""
-
-    plan: Tensor
-    u: Tensor
-    v: Tensor
-    n_iter: Tensor
-    error: Tensor
-    converged: Tensor
-
-
 class Tracker:
     """Per-problem state at the last test: live problems take the newest values, finished ones keep theirs.
 
     Only tests touch it, so iterations in between cost nothing extra and nothing waits for the host.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, tol: float) -> None:
-        self.x, self.y, self.tol = x, y, tol
+    def __init__(self, x: Tensor, y: Tensor, control: Control) -> None:
+        self.x, self.y, self.control = x, y, control
         self.error = x.new_full(x.shape[:1], float("inf"))
         self.n_iter = torch.zeros_like(self.error, dtype=torch.int64)
         self.done = torch.zeros_like(self.error, dtype=torch.bool)
         self._host: Tensor | None = None
         self._event: torch.cuda.Event | None = None
 
-    def update(self, x: Tensor, y: Tensor, error: Tensor, iteration: int) -> None:
+    def finished(self, x: Tensor, y: Tensor, error: Tensor, iteration: int) -> bool:
+        """Take in the values of an iteration; whether no problem is left to iterate."""
         done = self.done
         self.x = torch.where(done[:, None], self.x, x)
         self.y = torch.where(done[:, None], self.y, y)
         self.error = torch.where(done, self.error, error)
         self.n_iter = torch.where(done, self.n_iter, iteration)
-        self.done = done | (error < self.tol)
+        self.done = done | (error < self.control.tol)
+        return not self.control.fixed and self._all_done()
 
-    def all_done(self) -> bool:
+    def _all_done(self) -> bool:
         """Whether everything is known to have finished; on CUDA the answer may be late but never waits."""
         if self.done.device.type != "cuda":
             return bool(self.done.all())
@@ -93,6 +89,17 @@ class Tracker:
         self._host.copy_(self.done.all(), non_blocking=True)
         self._event.record()
         return False
+
+
+def has_kernels(device: torch.device) -> bool:
+    """A GPU with Triton, or the CPU under TRITON_INTERPRET=1; not while tracing, which wants plain operators."""
+    if (device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1") or torch.compiler.is_compiling():
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def row_sums(K: Tensor, c: Tensor) -> Tensor:
@@ -127,33 +134,23 @@ def put_back(u: Tensor, v: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor
     return (u, v) if shift is None else (u - shift, v + shift)
 
 
-@dataclass(frozen=True)
-class Updates:
-    """One domain's half-steps: x from the sums over columns, y from x, those sums from y, and the row error."""
-
-    x: Callable[[Tensor], Tensor]
-    y: Callable[[Tensor], Tensor]
-    sums: Callable[[Tensor], Tensor]
-    error: Callable[[Tensor, Tensor], Tensor]
-
-
-def iterate(updates: Updates, x: Tensor, y: Tensor, control: Control) -> Tracker:
-    """Rows, then columns (Eq. 12), from column scalings y, until every problem is done."""
-    state, sums = Tracker(x, y, control.tol), updates.sums(y)
+def iterate(
+    K: Tensor, problem: Problem, c: Tensor, control: Control, error: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tracker:
+    """r = a / K c, c = b / K^T r (Eq. 12) from column scalings c, until `error` of (r, the r before, K c) is small."""
+    tiny, r, sums = TINY[K.dtype], torch.ones_like(problem.a), row_sums(K, c)
+    state = Tracker(r, c, control)
     for iteration in range(1, control.max_iter + 1):
-        x = updates.x(sums)
-        y = updates.y(x)
-        sums = updates.sums(y)
-        if control.tests(iteration):
-            # The next row sums are also the present plan's row marginal: the test needs no extra pass.
-            state.update(x, y, updates.error(x, sums), iteration)
-            if not control.fixed and state.all_done():
-                break
+        before, r = r, problem.a / sums.clamp_min(tiny)
+        c = problem.b / column_sums(K, r).clamp_min_(tiny)
+        sums = row_sums(K, c)  # also the present plan's row marginal: a test needs no extra pass
+        if control.tests(iteration) and state.finished(r, c, error(r, before, sums), iteration):
+            break
     return state
 
 
 def solve_exp(problem: Problem, control: Control) -> Solution:
-    """Iterate r = a / K c, c = b / K^T r on the row-shifted kernel K = exp((low - cost) / reg), low: each row's least."""
+    """On the kernel K = exp((low - cost) / reg), where low is each row's smallest cost."""
     if problem.cost.device.type == "cuda" and problem.cost.dtype == torch.float32 and has_kernels(problem.cost.device):
         from ramatch.ot._sinkhorn_triton import MAX_COLUMNS
 
@@ -163,16 +160,9 @@ def solve_exp(problem: Problem, control: Control) -> Solution:
     def block(part: Problem, out: Tensor | None) -> Solution:
         low = part.cost.amin(2)
         K = torch.sub(low.unsqueeze(2), part.cost, out=out).div_(part.reg.unsqueeze(2)).exp_()
-        tiny = TINY[K.dtype]
         c, shift = start_scaling(part)
-        updates = Updates(
-            x=lambda sums: part.a / sums.clamp_min(tiny),
-            y=lambda r: part.b / column_sums(K, r).clamp_min_(tiny),
-            sums=lambda c: row_sums(K, c),
-            # of the sums as they are: where K has underflowed, clamped ones would pretend that all is well
-            error=lambda r, sums: (r * sums - part.a).abs().sum(1),
-        )
-        state = iterate(updates, torch.zeros_like(part.a), c, control)
+        # of the sums as they are: where K has underflowed, clamped ones would pretend that all is well
+        state = iterate(K, part, c, control, lambda r, _, sums: (r * sums - part.a).abs().sum(1))
         u, v = put_back(safe_log(state.x) + low / part.reg, safe_log(state.y), shift)
         plan = K.mul_(state.x.unsqueeze(2)).mul_(state.y.unsqueeze(1))
         return Solution(plan, u, v, state.n_iter, state.error, state.done)
@@ -189,7 +179,7 @@ def solve_exp_kernel(problem: Problem, control: Control) -> Solution:
     tol = -1.0 if control.fixed else control.tol
     with torch.cuda.device_of(problem.cost):
         plan, u, v, n_iter, error = _sinkhorn_triton.solve(
-            *(t.contiguous() for t in inputs), max_iter=control.max_iter, tol=tol, log_zero=ZERO
+            *(t.contiguous() for t in inputs), max_iter=control.max_iter, tol=tol
         )
     return Solution(plan, *put_back(u, v, shift), n_iter, error, error < control.tol)
 
@@ -208,14 +198,14 @@ def solve_log(problem: Problem, control: Control) -> Solution:
         low = cost.amin(2)
         x = (low.unsqueeze(2) - cost).div_(reg.unsqueeze(2))
         log_a, log_b = safe_log(a), safe_log(part.b.to(wide))
-        start = torch.zeros_like(log_b) if part.start is None else part.start.to(wide)
-        updates = Updates(
-            x=lambda lse: log_a - lse,
-            y=lambda u: log_b - torch.logsumexp(x + u.unsqueeze(2), 1),
-            sums=lambda v: torch.logsumexp(x + v.unsqueeze(1), 2),
-            error=lambda u, lse: ((u + lse).exp() - a).abs().sum(1),
-        )
-        state = iterate(updates, torch.zeros_like(log_a), start, control)
+        v = torch.zeros_like(log_b) if part.start is None else part.start.to(wide)
+        state, lse = Tracker(torch.zeros_like(log_a), v, control), torch.logsumexp(x + v.unsqueeze(1), 2)
+        for iteration in range(1, control.max_iter + 1):
+            u = log_a - lse
+            v = log_b - torch.logsumexp(x + u.unsqueeze(2), 1)
+            lse = torch.logsumexp(x + v.unsqueeze(1), 2)
+            if control.tests(iteration) and state.finished(u, v, ((u + lse).exp() - a).abs().sum(1), iteration):
+                break
         plan = x.add_(state.x.unsqueeze(2)).add_(state.y.unsqueeze(1)).exp_()
         plan = plan.to(dtype) if out is None else out.copy_(plan)
         u, v = (state.x + low / reg).to(dtype), state.y.to(dtype)
@@ -230,29 +220,21 @@ def solve_scaling(problem: Problem, control: Control) -> Solution:
     This is the rule of the authors' program: mean |r - r_prev| < tol in each problem, absolute, tested after every
     iteration; the slowest problem decides for its batch. Kept for the `reference` preset.
     """
+
+    def slowest(r: Tensor, before: Tensor, _: Tensor) -> Tensor:
+        change = (r - before).abs().mean(1)
+        return change.amax().expand_as(change)
+
     K = (problem.cost / -problem.reg.unsqueeze(2)).exp_()
-    tiny = torch.finfo(K.dtype).tiny
-    r, c = torch.ones_like(problem.a), torch.ones_like(problem.b)
-    if problem.start is not None:
-        c = problem.start.exp()
-    state = Tracker(r.reshape(1, -1), c.reshape(1, -1), control.tol)  # one "problem": the whole batch
-    for iteration in range(1, control.max_iter + 1):
-        previous = r
-        r = problem.a / row_sums(K, c).clamp_min_(tiny)
-        c = problem.b / column_sums(K, r).clamp_min_(tiny)
-        if control.tests(iteration):
-            change = (r - previous).abs().mean(1).amax().reshape(1)
-            state.update(r.reshape(1, -1), c.reshape(1, -1), change, iteration)
-            if not control.fixed and state.all_done():
-                break
-    r, c = state.x.reshape(r.shape), state.y.reshape(c.shape)
-    sums = row_sums(K, c)
-    error = (r * sums - problem.a).abs().sum(1)
+    c = torch.ones_like(problem.b) if problem.start is None else problem.start.exp()
+    state = iterate(K, problem, c, control, slowest)
+    r, c = state.x, state.y
+    sums, tiny = row_sums(K, c), TINY[K.dtype]
     # A row or column that has underflowed settles at once, with nothing in it.
-    lost = (sums < tiny) & (problem.a > 0), (column_sums(K, r) < tiny) & (problem.b > 0)
-    converged = state.done & ~(lost[0].any(1) | lost[1].any(1))
+    lost = ((sums < tiny) & (problem.a > 0)).any(1) | ((column_sums(K, r) < tiny) & (problem.b > 0)).any(1)
+    error = (r * sums - problem.a).abs().sum(1)
     plan = K.mul_(r.unsqueeze(2)).mul_(c.unsqueeze(1))
-    return Solution(plan, safe_log(r), safe_log(c), state.n_iter.repeat(r.shape[0]), error, converged)
+    return Solution(plan, safe_log(r), safe_log(c), state.n_iter, error, state.done & ~lost)
 
 
 def _in_blocks(problem: Problem, block: Callable[[Problem, Tensor | None], Solution], control: Control) -> Solution:
@@ -260,12 +242,12 @@ def _in_blocks(problem: Problem, block: Callable[[Problem, Tensor | None], Solut
     cost = problem.cost
     if cost.device.type != "cpu" or control.fixed:
         return block(problem, None)
-    batch = cost.shape[0]
     size = max(1, CPU_BLOCK_BYTES // max(1, cost[0].numel() * cost.element_size()))
-    if size >= batch:
+    if size >= len(cost):
         return block(problem, None)
     plan = torch.empty_like(cost, memory_format=torch.contiguous_format)
-    groups = [slice(start, start + size) for start in range(0, batch, size)]
-    parts = [block(problem.block(rows), plan[rows]) for rows in groups]
-    joined = (torch.cat([getattr(p, name) for p in parts]) for name in ("u", "v", "n_iter", "error", "converged"))
-    return Solution(plan, *joined)
+    parts = []
+    for rows in (slice(start, start + size) for start in range(0, len(cost), size)):
+        part = Problem(*(None if t is None else t[rows] for t in problem))
+        parts.append(block(part, plan[rows])[1:])
+    return Solution(plan, *map(torch.cat, zip(*parts, strict=True)))

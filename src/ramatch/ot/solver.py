@@ -64,8 +64,8 @@ def solve_batch(
             "auto" choose without looking at M.
 
     On a GPU nothing synchronizes with the host, except that "auto" without `cost_range` reads one number before it
-    starts: float32 exp-domain problems of up to 2,048 columns run in one Triton kernel, elsewhere the all-converged flag is
-    merely polled, so stopping may come late, which frozen problems do not notice. Values (finite, weights
+    starts: float32 exp-domain problems of up to 2,048 columns run in one Triton kernel, elsewhere the all-converged
+    flag is merely polled, so stopping may come late, which frozen problems do not notice. Values (finite, weights
     non-negative and of equal sums) are checked on the CPU only, where that costs no synchronization.
     """
     _check_options(max_iter, method, stop, check_every)
@@ -80,15 +80,13 @@ def solve_batch(
             found = _empty(problem)
         elif stop == "scaling":
             found = solve_scaling(problem, control)
-        elif (METHODS[method] if method != "auto" else _choose(problem, reg, cost_range, fixed_iter)) == "exp":
-            found = solve_exp(problem, control)
         else:
-            found = solve_log(problem, control)
-    parts = [found.plan, found.u, found.v, found.n_iter, found.error, found.converged]
+            domain = METHODS[method] if method != "auto" else _choose(problem, reg, cost_range, fixed_iter)
+            found = (solve_exp if domain == "exp" else solve_log)(problem, control)
     if M.dim() == 2:
-        parts = [t[0] for t in parts]
+        found = Solution(*(t[0] for t in found))
         reg = reg.reshape(()) if isinstance(reg, Tensor) else reg
-    plan, u, v, n_iter, error, converged = parts
+    plan, u, v, n_iter, error, converged = found
     return OTResult(plan, (u, v), n_iter, error, converged, M.detach(), reg)
 
 
