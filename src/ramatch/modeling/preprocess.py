@@ -14,6 +14,7 @@ from torch import Tensor
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
+RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # `config.RESIZES`
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Preprocess:
     size: tuple[int, int]
     mean: tuple[float, ...] = CLIP_MEAN
     std: tuple[float, ...] = CLIP_STD
+    interpolation: str = "bicubic"  # Pillow's, which smooths when it shrinks, as torchvision does for Pillow's images
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):
@@ -33,7 +35,7 @@ class Preprocess:
         """RGB image → uint8 (3, height, width)."""
         height, width = self.size
         if image.size != (width, height):
-            image = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+            image = image.convert("RGB").resize((width, height), RESAMPLING[self.interpolation])
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
     def normalise(self, pixels: Tensor) -> Tensor:
