@@ -252,12 +252,12 @@ def scaling_loop(cost, a, b, reg, settled):
     """The authors' program's iterations, written plainly; `settled` of |r - r_prev| (B, n) ends them."""
     K = torch.exp(-cost / reg)
     r, c = torch.ones_like(a), torch.ones_like(b)
-    for n_iter in range(1, 101):
-        last = r
+    n_iter, done = 0, False
+    while not done and n_iter < 100:
+        last, n_iter = r, n_iter + 1
         r = a / torch.matmul(K, c[:, :, None])[:, :, 0]
         c = b / torch.matmul(K.transpose(1, 2), r[:, :, None])[:, :, 0]
-        if settled((r - last).abs()):
-            break
+        done = settled((r - last).abs())
     return r[:, :, None] * K * c[:, None, :], n_iter
 
 

@@ -248,6 +248,7 @@ def _in_blocks(problem: Problem, block: Callable[[Problem, Tensor | None], Solut
     plan = torch.empty_like(cost, memory_format=torch.contiguous_format)
     parts = []
     for rows in (slice(start, start + size) for start in range(0, len(cost), size)):
-        part = Problem(*(None if t is None else t[rows] for t in problem))
+        start = None if problem.start is None else problem.start[rows]
+        part = Problem(cost[rows], problem.reg[rows], problem.a[rows], problem.b[rows], start)
         parts.append(block(part, plan[rows])[1:])
     return Solution(plan, *map(torch.cat, zip(*parts, strict=True)))

@@ -76,9 +76,9 @@ def match_scores(
         logit_scale: inverse temperature of the softmax over labels, positive; a tensor is not read by the host.
         tau_u: LPD's temperature; None for uniform region weights.
         eps: entropic weight. Below 0.02 the exp domain would lose digits and the log-domain solver is used.
-        max_iter, tol: Sinkhorn stops an image at this L1 row-marginal error or after so many iterations. A column
-            holds 1/N of the mass, so scores of large vocabularies want a small `tol`: with the default they are
-            within a few 1e-4 of the limit for 1,000 labels. (Merged vocabularies: no finer than 1e-5.)
+        max_iter, tol: Sinkhorn stops an image at this L1 row-marginal error or after so many iterations. A column holds
+            1/N of the mass, so large vocabularies want a small `tol` (no finer than 1e-5 where labels are merged):
+            with the default, scores of 1,000 labels are within a few 1e-4 of the limit.
         scale_plan: multiply the plan by N, so that scores do not shrink with the vocabulary.
         workspace_mb: images are taken in groups such that similarities and temporaries stay below this.
         backend: "triton" (a GPU, or TRITON_INTERPRET=1; never synchronizes with the host), "torch" (anywhere), or
@@ -97,15 +97,14 @@ def match_scores(
         raise RamatchError("match_scores: backend 'triton' needs Triton and a GPU; use backend='auto'")
     merge = exp_domain and columns > DENSE_LABELS
     dense, merged = (_triton_dense, _triton_merged) if triton else (_torch_dense, _torch_merged)
-    run = merged if merge else dense
+    run = _torch_dense if given.shape[0] == 0 else merged if merge else dense
     with torch.no_grad(), torch.autocast(device.type, enabled=False), torch.cuda.device_of(given.rows):
         if isinstance(logit_scale, Tensor):
             scale = logit_scale.detach().to(device=device, dtype=torch.float32).reshape(1)
         else:
             scale = torch.full((1,), float(logit_scale), device=device)
         settings = _Settings(scale, tau_u, eps, max_iter, tol, scale_plan)
-        blocks = given.blocks(workspace_mb, triton)
-        parts = [run(block, settings) if len(block) else _nothing(block) for block in blocks]
+        parts = [run(block, settings) for block in given.blocks(workspace_mb, triton)]
         scores, marginal, n_iter, error = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     return MatchScores(scores, marginal, n_iter, error, error < (settings.whole_tol if merge else tol))
 
@@ -157,12 +156,6 @@ def _read(sim: Tensor | None, regions: Tensor | None, labels: Tensor | None) -> 
 
 
 _Part = tuple[Tensor, Tensor, Tensor, Tensor]  # scores, marginal, n_iter, error
-
-
-def _nothing(sim: Tensor) -> _Part:
-    """An empty batch."""
-    empty = torch.empty(0, device=sim.device)
-    return empty.new_empty(0, sim.shape[2]), empty.new_empty(0, sim.shape[1]), empty.long(), empty
 
 
 def _solve(p: Tensor, a: Tensor, b: Tensor | None, settings: _Settings) -> OTResult:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ramatch.config import STOPS
 from ramatch.errors import RamatchError
 from ramatch.ot._loops import Control, Problem, Solution, solve_exp, solve_log, solve_scaling
 from ramatch.ot.result import OTResult
 
 METHODS = {"auto": "auto", "exp": "exp", "log": "log", "sinkhorn": "exp", "log_sinkhorn": "log"}
-STOPS = ("marginal", "scaling")
 
 # Largest (cost range of a row) / reg for which the exp domain keeps full accuracy: scalings reach exp(+-limit)
 # and their products must stay inside the floating-point range with room for the weights.
