@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import PRESETS, RAMConfig
 from .backbone import Backbone
-from .losses import LOSSES, Gather
+from .losses import GATHERED, LOSSES, Gather
 from .matching import Match, match
 from .preprocess import HALF, Preprocess
 from .region_set import RegionSet, Streams, Trunk
@@ -76,8 +76,8 @@ class RAM(nn.Module):
 
     @property
     def preprocess(self) -> Preprocess:
-        own = self.backbone.preprocess
-        return Preprocess(own.size, HALF, HALF) if self.config.pixels == "half" else own
+        own = replace(self.backbone.preprocess, interpolation=self.config.resize)
+        return replace(own, mean=HALF, std=HALF) if self.config.pixels == "half" else own
 
     def adapters(self) -> dict[str, Tensor]:
         """State of everything that is not the frozen backbone."""
@@ -150,7 +150,7 @@ class RAM(nn.Module):
 
     def loss(self, output: Output, targets: Tensor, kind: str = "mmc", gather: Gather | None = None) -> Tensor:
         """L_R + L_G (Eq. 14), each with its own learnable temperature."""
-        options = {"gather": gather} if gather is not None and kind.startswith("mmc") else {}
+        options = {"gather": gather} if gather is not None and kind in GATHERED else {}
         function = LOSSES[kind]
         region, image = output.region / self.tau_region, output.image / self.tau_global
         return function(region, targets, **options) + function(image, targets, **options)
