@@ -36,7 +36,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy src/ramatch
 
 docs: $(VENV)/.installed-docs  ## pages and API reference in site/; a broken reference fails
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 tables:  ## the tables of README, docs and the model card from results/*.csv
