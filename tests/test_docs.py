@@ -110,6 +110,12 @@ def test_relative_links_resolve(page: str) -> None:
     assert not wrong, f"{page}: " + "; ".join(wrong)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_modules_that_are_named_exist(page: str) -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", PAGES[page].read_text(encoding="utf-8"))
+    assert [name for name in named if not any((root / name).is_file() for root in (ROOT, ROOT / "src/ramatch"))] == []
+
+
 # ------------------------------------------------------------------------------------------- commands and code
 
 
