@@ -39,6 +39,16 @@ def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
     assert [line.replace(">=", "==") for line in sorted(bounds)] == [x for x in lines if not x.startswith("#")]
 
 
+def test_ci_runs_the_python_versions_that_are_promised() -> None:
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
+    tested = jobs["test"]["strategy"]["matrix"]["python"]
+    named = [c.rsplit(" ", 1)[1] for c in PROJECT["project"]["classifiers"] if re.search(r":: 3\.\d+$", c)]
+    assert tested == named
+    lowest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    assert lowest == tested[0] == jobs["oldest"]["steps"][1]["with"]["python-version"]
+
+
 def test_extras_that_errors_name_exist() -> None:
     extras = set(PROJECT["project"]["optional-dependencies"])
     named = {
