@@ -1,7 +1,7 @@
 """The house rules that a program can check: import order, no torch where it is not needed, sizes of lines, functions and package.
 
-What breaks a rule today is listed in one constant each, and the lists may only shrink. `python tests/test_architecture.py` prints
-them as the tree stands.
+What breaks a rule today is listed in one constant each, and the lists may only shrink. `python tests/test_architecture.py` writes
+them anew as the tree stands: look at the difference before you keep it.
 """
 
 from __future__ import annotations
@@ -419,21 +419,22 @@ def test_the_package_stays_small() -> None:
     assert total <= PACKAGE_LINES
 
 
-def show() -> None:
-    """The constants as the tree stands, with the reasons that are still needed."""
-    print("BACK_IMPORTS: set[str] = {" + "".join(f'\n    "{entry}",' for entry in sorted(back_imports())) + "\n}\n")
-    print("LARGE_FUNCTIONS: dict[str, str] = {")
-    for name, (lines, parameters) in sorted(large_functions().items()):
-        reason = LARGE_FUNCTIONS.get(name, "to be split")
-        print(
-            f'    "{name}": "{reason}",'
-            + ("" if name in LARGE_FUNCTIONS else f"  # {lines} lines, {parameters} parameters")
-        )
-    print("}\n")
-    for constant, pattern in (("FORMATTER_SWITCHES", SWITCH), ("LONG_LINES", LONG)):
-        body = "".join(f'\n    "{name}": {count},' for name, count in sorted(counts(pattern).items()))
-        print(f"{constant}: dict[str, int] = {{{body}\n}}\n")
+def constants() -> str:
+    """The lists as the tree stands, with the reasons that are still needed."""
+    reasons = {name: LARGE_FUNCTIONS.get(name, "to be split") for name in large_functions()}
+    lists: dict[str, list[str]] = {
+        "BACK_IMPORTS: set[str]": [f'"{entry}"' for entry in back_imports()],
+        "LARGE_FUNCTIONS: dict[str, str]": [f'"{name}": "{reason}"' for name, reason in reasons.items()],
+        "FORMATTER_SWITCHES: dict[str, int]": [f'"{name}": {count}' for name, count in counts(SWITCH).items()],
+        "LONG_LINES: dict[str, int]": [f'"{name}": {count}' for name, count in counts(LONG).items()],
+    }
+    for name, entries in lists.items():
+        empty = "set()" if "set" in name else "{}"
+        lists[name] = ["{", *(f"    {entry}," for entry in sorted(entries)), "}"] if entries else [empty]
+    return "\n\n".join(f"{name} = " + "\n".join(lines) for name, lines in lists.items()) + "\n"
 
 
 if __name__ == "__main__":
-    show()
+    here = Path(__file__).read_text(encoding="utf-8")
+    start, end = here.index("BACK_IMPORTS: "), here.index("\n\ndef sources(")
+    Path(__file__).write_text(here[:start] + constants() + here[end:], encoding="utf-8")
