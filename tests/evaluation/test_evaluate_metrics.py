@@ -21,7 +21,8 @@ from ramatch.evaluation import metrics
 def problems(draw):
     """Scores on a coarse grid (many ties), targets with empty and full classes."""
     shape = draw(st.tuples(st.integers(1, 12), st.integers(1, 7)))
-    scores = draw(hnp.arrays(np.float32, shape, elements=st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.5001, 2.0])))
+    grid = np.float32([-1.0, 0.0, 0.25, 0.5, 0.5001, 2.0]).tolist()
+    scores = draw(hnp.arrays(np.float32, shape, elements=st.sampled_from(grid)))
     targets = draw(hnp.arrays(bool, shape))
     return scores, targets
 
