@@ -45,24 +45,6 @@ def test_average_precision_equals_scikit_learn(problem):
         assert metrics.mean_ap_images(scores, targets) == pytest.approx(want, abs=1e-12)
 
 
-@given(problems(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_unknown_pairs_are_left_out(problem, data):
-    scores, targets = problem
-    known = data.draw(hnp.arrays(bool, scores.shape))
-    ap = metrics.average_precision(scores, targets, known=known)
-    for j in range(scores.shape[1]):
-        k = known[:, j]
-        want = sk.average_precision_score(targets[k, j], scores[k, j]) if targets[k, j].any() else 0.0
-        assert ap[j] == pytest.approx(want, abs=1e-12)
-    got = metrics.at_threshold(scores, targets, 0.5, known=known).overall
-    if (targets & known).any():
-        want = sk.precision_recall_fscore_support(
-            targets[known], scores[known] >= 0.5, average="binary", zero_division=0
-        )
-        assert (got.precision, got.recall, got.f1) == pytest.approx(want[:3])
-
-
 @given(problems(), st.integers(1, 9))
 @settings(max_examples=150, deadline=None)
 def test_top_k_is_a_stable_sort_and_micro(problem, k):

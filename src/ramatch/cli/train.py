@@ -48,7 +48,9 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument(
         "--all-scores", action="store_true", help="also the parts: global feature alone, regions, best region"
     )
-    parser.add_argument("--localise", action="store_true", help="pointing game and IoU against the data's boxes")
+    parser.add_argument(
+        "--localise", "--localize", action="store_true", help="pointing game and IoU against the data's boxes"
+    )
     parser.add_argument(
         "--map",
         choices=("similarity", "plan"),
@@ -184,10 +186,10 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 def _localise(arguments: argparse.Namespace) -> int:
-    from ..evaluation.maps import localise
+    from ..evaluation.localization import localize
     from ..files import write_json
 
-    report = localise(
+    report = localize(
         arguments.model, arguments.data, split=arguments.split, images_root=arguments.images_root,
         label_features=arguments.label_features, backbone=arguments.backbone, device=arguments.device,
         matcher=arguments.matcher, kind=arguments.map, batch_size=arguments.batch_size, progress=sys.stderr.isatty(),

@@ -1,20 +1,20 @@
-"""Metrics, ZSL/GZSL protocol, calibration, localisation. Stands alone: knows arrays of scores, not models."""
+"""Metrics, ZSL/GZSL protocol, calibration, localization. Stands alone: knows arrays of scores, not models."""
 
 from ramatch.evaluation.calibration import CalibrationSettings, Calibrator
-from ramatch.evaluation.calibration_report import calibration_report, calibration_table
-from ramatch.evaluation.localization import Localisation, Truth, map_iou, mass_inside, pointing_game
-from ramatch.evaluation.protocol import Report, compare, evaluate_scores
+from ramatch.evaluation.localization import Localization, Truth, localize, map_iou, mass_inside, pointing_game
+from ramatch.evaluation.protocol import Report, evaluate_scores
+from ramatch.evaluation.reliability import calibration_report, calibration_table
 
 __all__ = [
     "CalibrationSettings",
     "Calibrator",
-    "Localisation",
+    "Localization",
     "Report",
     "Truth",
     "calibration_report",
     "calibration_table",
-    "compare",
     "evaluate_scores",
+    "localize",
     "map_iou",
     "mass_inside",
     "pointing_game",

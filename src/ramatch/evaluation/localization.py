@@ -7,16 +7,22 @@ x0, y0, x1, y1 in pixels (several: any of them counts, their union is the region
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
 from ramatch.errors import RamatchError
+from ramatch.evaluation._tables import format_table
 from ramatch.evaluation.metrics import Array, as_array
+
+if TYPE_CHECKING:
+    from ..data.annotations import Record
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def pointing_game(heat: Array, truth: Truth, *, tolerance: float = 15.0) -> floa
 
 
 def mass_inside(heat: Array, truth: Truth) -> float:
-    """Share of the map's mass on the label, no threshold needed: for a plan's column, the mass sent to the right place."""
+    """Share of the map's mass on the label, no threshold needed: for a plan's column, what went to the right place."""
     cells = np.clip(_map(heat), 0, None)
     weight = _cell_shares(truth, cells.shape)
     total = cells.sum()
@@ -86,7 +92,7 @@ def mass_inside(heat: Array, truth: Truth) -> float:
 
 
 def map_iou(heat: Array, truth: Truth, *, threshold: float = 0.5) -> float:
-    """IoU of the region where the map, resized bilinearly, reaches `threshold` of its maximum, with the truth's region."""
+    """IoU with the truth of the region where the map, resized bilinearly, reaches `threshold` of its maximum."""
     cells = np.clip(_map(heat), 0, None)
     if cells.max() <= 0:
         return 0.0
@@ -97,7 +103,7 @@ def map_iou(heat: Array, truth: Truth, *, threshold: float = 0.5) -> float:
 
 
 @dataclass
-class Localisation:
+class Localization:
     """Adds up images: `add` each with its maps, then `result` in percent, per class and overall.
 
     `chance` is the share of the image that the truth covers, which a map that knows nothing gets as mass inside; a
@@ -106,7 +112,7 @@ class Localisation:
 
     tolerance: float = 15.0
     threshold: float = 0.5
-    _sums: dict[str, np.ndarray] = field(default_factory=dict)
+    _pairs: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)  # numbers by KEYS, for each label
 
     KEYS = ("pointing", "mass", "IoU", "centre", "chance")
 
@@ -123,37 +129,86 @@ class Localisation:
                 pointing_game(np.ones((1, 1)), truth, tolerance=self.tolerance),
                 float(truth.region().mean()),
             )
-            self._sums[label] = self._sums.get(label, np.zeros(6)) + np.array([*numbers, 1.0])
+            self._pairs.setdefault(label, []).append(numbers)
 
     def result(self) -> dict[str, Any]:
         """{"pointing", ... : mean over pairs, "class_pointing", ...: mean over classes, "per_class", "pairs"}."""
-        per_class = {
-            label: {**self._percent(sums), "pairs": int(sums[-1])} for label, sums in sorted(self._sums.items())
-        }
-        total = np.sum(list(self._sums.values()), axis=0) if self._sums else np.zeros(6)
-        classes = [sums / sums[-1] for sums in self._sums.values()] or [np.zeros(6)]
-        means = self._percent(np.append(np.mean(classes, axis=0)[:-1], 1.0))
+        pairs = [numbers for found in self._pairs.values() for numbers in found]
+        classes = {label: np.mean(found, axis=0) for label, found in sorted(self._pairs.items())}
+        per_class = {label: self._percent(mean, pairs=len(self._pairs[label])) for label, mean in classes.items()}
+        means = self._percent(_mean(list(classes.values())))
         return {
-            **self._percent(total),
+            **self._percent(_mean(pairs)),
             **{f"class_{key}": value for key, value in means.items()},
-            "pairs": int(total[-1]),
+            "pairs": len(pairs),
             "per_class": per_class,
         }
 
     def to_table(self, *, markdown: bool = False) -> str:
         """Two lines of numbers: over all pairs, and the mean over classes."""
         result = self.result()
-        head = ["", *self.KEYS]
-        body = [
+        rows = [
             [name, *(f"{result[prefix + key]:.1f}" for key in self.KEYS)]
             for name, prefix in (("pairs", ""), ("classes", "class_"))
         ]
-        if markdown:
-            return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---", *["---:"] * 5], *body])
-        return "\n".join(line[0].ljust(8) + "".join(cell.rjust(10) for cell in line[1:]) for line in [head, *body])
+        return format_table(["", *self.KEYS], rows, markdown=markdown)
 
-    def _percent(self, sums: np.ndarray) -> dict[str, float]:
-        return {key: float(100 * value / max(sums[-1], 1)) for key, value in zip(self.KEYS, sums[:-1], strict=True)}
+    def _percent(self, means: np.ndarray, **more: int) -> dict[str, float]:
+        return {**{key: float(100 * value) for key, value in zip(self.KEYS, means, strict=True)}, **more}
+
+
+def localize(
+    model: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    images_root: str | None = None,
+    matcher: str | None = None,
+    kind: str = "similarity",
+    batch_size: int = 32,
+    progress: bool = False,
+    **load: Any,
+) -> Localization:
+    """Maps of the labels present in each image against their boxes (COCO instances, VOC); crowds, boxes without an area
+    (COCO has some) and images without any other box are left out. `kind` of map as in `Prediction.heatmap`; only plans
+    depend on the matcher. `load`: device, backbone, label_features as of `Recognizer.from_pretrained`."""
+    from ..data import read_annotations  # here, because the recognizer needs this package's calibration
+    from ..recognizer import Recognizer
+    from ..train.assemble import find_data
+
+    annotations = read_annotations(find_data(data), split=split, images_root=images_root)
+    chosen = [(record, boxes) for record in annotations.records if (boxes := _boxes_by_label(record))]
+    if not chosen:
+        raise RamatchError(f"{data}: no image has boxes; localization needs COCO instances or VOC annotations")
+    recognizer = Recognizer.from_pretrained(model, cache=0, **load)
+    recognizer.set_vocabulary(annotations.classes)
+    total = Localization()
+    for start in range(0, len(chosen), batch_size):
+        batch = chosen[start : start + batch_size]
+        images = [record.load() for record, _ in batch]
+        predictions = recognizer.predict(images, maps=True, matcher=matcher)
+        for (record, boxes), image, prediction in zip(batch, images, predictions, strict=True):
+            maps = np.stack([prediction.heatmap(label, kind=kind) for label in boxes])
+            truths = [Truth(record.size or image.size, boxes=np.array(corners)) for corners in boxes.values()]
+            total.add(list(boxes), maps, truths)
+        if progress:
+            print(f"\r{start + len(batch)}/{len(chosen)} images", end="", file=sys.stderr)
+    if progress:
+        print(file=sys.stderr)
+    return total
+
+
+def _boxes_by_label(record: Record) -> dict[str, list[tuple[float, ...]]]:
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for box in record.boxes:
+        x0, y0, x1, y1 = box.corners
+        if not box.crowd and x0 < x1 and y0 < y1:
+            found.setdefault(box.label, []).append(box.corners)
+    return found
+
+
+def _mean(rows: Sequence[Any]) -> np.ndarray:
+    return np.mean(rows, axis=0) if len(rows) else np.zeros(len(Localization.KEYS))
 
 
 def _map(heat: Array) -> np.ndarray:

@@ -1,8 +1,6 @@
 """Multi-label metrics, exact and vectorised: numbers in [0, 1], never NaN.
 
-Scores and targets are (n images, N labels), arrays or tensors; a target is 1 (present) or 0 (absent). `known`
-(n, N) marks the pairs whose truth is known; all others are left out of every count (where files write
--1/0/1, the zeros).
+Scores and targets are (n images, N labels), arrays or tensors; a target is 1 (present) or 0 (absent).
 
 Definitions that papers leave open:
 
@@ -53,10 +51,8 @@ class ThresholdMetrics:
 
     def to_dict(self) -> dict[str, float]:
         c, o = self.per_class, self.overall
-        return {
-            "CP": c.precision, "CR": c.recall, "CF1": c.f1,
-            "OP": o.precision, "OR": o.recall, "OF1": o.f1, "macro_F1": self.macro_f1,
-        }  # fmt: skip
+        means = {"CP": c.precision, "CR": c.recall, "CF1": c.f1, "OP": o.precision, "OR": o.recall, "OF1": o.f1}
+        return {**means, "macro_F1": self.macro_f1}
 
 
 def as_array(x: Array) -> np.ndarray:
@@ -68,10 +64,8 @@ def as_array(x: Array) -> np.ndarray:
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
-def check(
-    scores: Array, targets: Array, known: Array | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Validated scores (n, N) float, targets (n, N) bool, known (n, N) bool or None."""
+def check(scores: Array, targets: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Validated scores (n, N) float and targets (n, N) bool."""
     s, t = as_array(scores), as_array(targets)
     if s.ndim != 2 or s.shape != t.shape:
         raise RamatchError(f"scores and targets must be (images, labels) alike, got {s.shape} and {t.shape}")
@@ -80,14 +74,9 @@ def check(
         raise RamatchError(f"{bad} of {s.size} scores are NaN: metrics of them would mean nothing")
     if t.dtype != bool:
         if ((t != 0) & (t != 1)).any():
-            raise RamatchError("targets must be 0 or 1 (mark pairs of unknown truth with known=False)")
+            raise RamatchError("targets must be 0 or 1")
         t = t.astype(bool)
-    if known is None:
-        return s, t, None
-    k = as_array(known).astype(bool)
-    if k.shape != s.shape:
-        raise RamatchError(f"known must have the scores' shape {s.shape}, got {k.shape}")
-    return s, t & k, k
+    return s, t
 
 
 def harmonic_mean(a: float, b: float) -> float:
@@ -113,28 +102,21 @@ def topk_mask(scores: Array, k: int) -> np.ndarray:
     return picked
 
 
-def at_k(scores: Array, targets: Array, k: int, *, known: Array | None = None, tagged_only: bool = False) -> PRF:
+def at_k(scores: Array, targets: Array, k: int, *, tagged_only: bool = False) -> PRF:
     """P@k, R@k, F1@k, micro: each image's k best labels are predicted, then all pairs counted together."""
-    s, t, m = check(scores, targets, known)
-    predicted = topk_mask(s, k)
-    if tagged_only:
-        keep = t.any(1)
-        predicted, t, m = predicted[keep], t[keep], None if m is None else m[keep]
-    return count(predicted, t, m).overall
+    s, t = check(scores, targets)
+    keep = t.any(1) if tagged_only else slice(None)
+    return count(topk_mask(s, k)[keep], t[keep]).overall
 
 
-def at_threshold(
-    scores: Array, targets: Array, threshold: float = 0.5, *, known: Array | None = None
-) -> ThresholdMetrics:
+def at_threshold(scores: Array, targets: Array, threshold: float = 0.5) -> ThresholdMetrics:
     """CP/CR/CF1 and OP/OR/OF1 when every label with score >= threshold is predicted."""
-    s, t, m = check(scores, targets, known)
-    return count(s >= threshold, t, m)
+    s, t = check(scores, targets)
+    return count(s >= threshold, t)
 
 
-def count(predicted: np.ndarray, targets: np.ndarray, known: np.ndarray | None = None) -> ThresholdMetrics:
+def count(predicted: np.ndarray, targets: np.ndarray) -> ThresholdMetrics:
     """The same for predictions already made (n, N) bool; a class without predictions has precision 0."""
-    if known is not None:
-        predicted, targets = predicted & known, targets & known
     hits = np.count_nonzero(predicted & targets, axis=0).astype(np.float64)
     said = np.count_nonzero(predicted, axis=0)
     true = np.count_nonzero(targets, axis=0)
@@ -148,51 +130,49 @@ def count(predicted: np.ndarray, targets: np.ndarray, known: np.ndarray | None =
     return ThresholdMetrics(PRF.of(precision.mean(), recall.mean()), overall, macro)
 
 
-def average_precision(scores: Array, targets: Array, *, known: Array | None = None) -> np.ndarray:
+def average_precision(scores: Array, targets: Array) -> np.ndarray:
     """(N,) AP of every class, sum over thresholds of (R_i - R_{i-1}) P_i; 0 for a class without positives.
 
     Every positive with score t adds (positives >= t) / (scores >= t), so sorting suffices, ties included.
     """
-    s, t, m = check(scores, targets, known)
+    s, t = check(scores, targets)
     ap = np.zeros(s.shape[1])
     for columns in _slices(s.shape[1], s.shape[0]):
         # Transposed copies make each class contiguous: worth a factor of several on wide score matrices.
         scores_t, targets_t = np.ascontiguousarray(s[:, columns].T), np.ascontiguousarray(t[:, columns].T)
-        known_t = None if m is None else np.ascontiguousarray(m[:, columns].T)
         for i, (column, positive) in enumerate(zip(scores_t, targets_t, strict=True)):
-            everything = column if known_t is None else column[known_t[i]]
-            ap[columns.start + i] = _ap(everything, column[positive])
+            ap[columns.start + i] = _ap(column, column[positive])
     return ap
 
 
-def mean_ap(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap(scores: Array, targets: Array) -> float:
     """mAP: AP averaged over the classes with at least one positive (0 if there is none)."""
-    s, t, m = check(scores, targets, known)
-    return mean_over(average_precision(s, t, known=m), np.any(t, axis=0))
+    s, t = check(scores, targets)
+    return mean_over(average_precision(s, t), np.any(t, axis=0))
 
 
-def mean_ap_micro(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_micro(scores: Array, targets: Array) -> float:
     """One AP over all (image, label) pairs pooled; needs scores that are comparable between images."""
-    s, t, m = check(scores, targets, known)
-    return _ap(s.ravel() if m is None else s[m], s[t])
+    s, t = check(scores, targets)
+    return _ap(s.ravel(), s[t])
 
 
-def mean_ap_images(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_images(scores: Array, targets: Array) -> float:
     """AP of each image's ranking of the labels, averaged over the images with at least one positive."""
-    s, t, m = check(scores, targets, known)
-    return mean_over(average_precision(s.T, t.T, known=None if m is None else m.T), np.any(t, axis=1))
+    s, t = check(scores, targets)
+    return mean_ap(s.T, t.T)
 
 
-def mean_ap_tagged(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_tagged(scores: Array, targets: Array) -> float:
     """mAP on the images with at least one positive only (the "masked" test set of NUS-WIDE papers)."""
-    s, t, m = check(scores, targets, known)
+    s, t = check(scores, targets)
     keep = t.any(1)
-    return mean_ap(s[keep], t[keep], known=None if m is None else m[keep])
+    return mean_ap(s[keep], t[keep])
 
 
-def mean_ap_empty_zero(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_empty_zero(scores: Array, targets: Array) -> float:
     """mAP where a class without positives counts as 0, as some programs do; never above `mean_ap`."""
-    ap = average_precision(scores, targets, known=known)
+    ap = average_precision(scores, targets)
     return float(ap.mean()) if len(ap) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Localisation scores by hand-made cases."""
+"""Localization scores by hand-made cases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ramatch.errors import RamatchError
-from ramatch.evaluation import Localisation, Truth, map_iou, mass_inside, pointing_game
+from ramatch.evaluation import Localization, Truth, map_iou, mass_inside, pointing_game
 
 SIZE = (80, 40)  # width, height; a 4 x 8 grid has cells of 10 x 10 pixels
 
@@ -90,7 +90,7 @@ def test_coarse_map_is_resized_to_the_image():
 
 
 def test_sums_per_class_and_overall():
-    score = Localisation(tolerance=0)
+    score = Localization(tolerance=0)
     box = Truth(SIZE, boxes=np.array([[0, 0, 10, 10]]))
     wide = Truth(SIZE, boxes=np.array([[0, 0, 80, 40]]))
     score.add(["cat", "dog"], np.stack([spot(0, 0), spot(3, 3)]), [box, wide])
@@ -107,7 +107,7 @@ def test_sums_per_class_and_overall():
     assert result["per_class"]["dog"]["centre"] == 100
     assert "66.7" in score.to_table()
     assert score.to_table(markdown=True).startswith("|  | pointing |")
-    assert Localisation().result()["pointing"] == 0.0
+    assert Localization().result()["pointing"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_sums_per_class_and_overall():
         (lambda: Truth(SIZE, boxes=np.array([[5, 5, 5, 9]])), "x0 < x1"),
         (lambda: Truth(SIZE, mask=np.ones((80, 40))), "height, width"),
         (lambda: pointing_game(np.full((2, 2), np.nan), Truth(SIZE, boxes=np.array([[0, 0, 1, 1]]))), "finite"),
-        (lambda: Localisation().add(["a"], np.ones((2, 3, 3)), []), "do not fit"),
+        (lambda: Localization().add(["a"], np.ones((2, 3, 3)), []), "do not fit"),
     ],
 )
 def test_bad_calls_are_named(call, message):
