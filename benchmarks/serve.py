@@ -45,8 +45,15 @@ class Load:
         done = sorted(self.latencies)
         percentiles = {f"p{p}_ms": round(1000 * _percentile(done, p), 1) if done else None for p in (50, 95, 99)}
         other = sum(n for status, n in self.statuses.items() if status not in (200, 429))
-        return {"what": what, "images_per_s": round(len(done) / max(self.seconds, 1e-9), 1), **percentiles, "answered": len(done),
-                "refused_429": self.statuses.get(429, 0), "other": other, **more}  # fmt: skip
+        return {
+            "what": what,
+            "images_per_s": round(len(done) / max(self.seconds, 1e-9), 1),
+            **percentiles,
+            "answered": len(done),
+            "refused_429": self.statuses.get(429, 0),
+            "other": other,
+            **more,
+        }
 
 
 def bench_serve(
@@ -206,9 +213,14 @@ class Connections:
 
 
 async def _measure(
-    connections: Connections, concurrency: Sequence[int], seconds: float, max_requests: int, overload: float, queue: int,
+    connections: Connections,
+    concurrency: Sequence[int],
+    seconds: float,
+    max_requests: int,
+    overload: float,
+    queue: int,
     show: Callable[[dict[str, Any]], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     for _ in range(5):
         await connections.tag()
     rows = []
@@ -229,8 +241,12 @@ async def _measure(
     before = await connections.batch_counters()
     # Long enough for the queue to fill, but bounded.
     load = await _open_loop(connections, rate, min(max(seconds, 2 * queue / best), 6 * seconds), max_requests)
-    row = load.row(f"server, {overload:g}x overload ({rate:.0f}/s sent)", offered_per_s=round(rate, 1), unsent=load.unsent,
-                   images_per_batch=_mean_batch(before, await connections.batch_counters()))  # fmt: skip
+    row = load.row(
+        f"server, {overload:g}x overload ({rate:.0f}/s sent)",
+        offered_per_s=round(rate, 1),
+        unsent=load.unsent,
+        images_per_batch=_mean_batch(before, await connections.batch_counters()),
+    )
     rows.append(row)
     show(row)
     connections.close()
@@ -299,9 +315,13 @@ def _pictures() -> list[bytes]:
 
 def _request(port: int, picture: bytes, vocabulary: str) -> bytes:
     body = (
-        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="vocabulary"\r\n\r\n{vocabulary}\r\n'
-        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="p.jpg"\r\n\r\n'
-    ).encode() + picture + f"\r\n--{_BOUNDARY}--\r\n".encode()  # fmt: skip
+        (
+            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="vocabulary"\r\n\r\n{vocabulary}\r\n'
+            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="p.jpg"\r\n\r\n'
+        ).encode()
+        + picture
+        + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    )
     head = (
         f"POST /v1/tag HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}\r\n"
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\n\r\n"

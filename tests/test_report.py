@@ -77,8 +77,26 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     page = Reader(out.read_text(encoding="utf-8"))
     assert len(page.all("script")) == 1
     assert page.all("b") == []
-    allowed = {"class", "id", "type", "for", "hidden", "lang", "charset", "content", "name", "http-equiv", "title", "alt", "src",
-               "width", "height", "placeholder", "autocomplete", "role"}  # fmt: skip
+    allowed = {
+        "class",
+        "id",
+        "type",
+        "for",
+        "hidden",
+        "lang",
+        "charset",
+        "content",
+        "name",
+        "http-equiv",
+        "title",
+        "alt",
+        "src",
+        "width",
+        "height",
+        "placeholder",
+        "autocomplete",
+        "role",
+    }
     names = {key for _, attributes in page.tags for key in attributes if not key.startswith(("data-", "aria-"))}
     assert names <= allowed
     assert set(LABELS) == {a["data-label"] for a in page.all("button") if "data-label" in a}

@@ -29,6 +29,15 @@ CHOICES = {
     "pooled": ("frozen", "adapted"),
 }
 
+# What people call the matchers, on the web page and in pictures.
+MATCHER_TITLES = {
+    "kcot": "KCOT",
+    "ot": "Optimal transport",
+    "bipartite": "Bipartite",
+    "average": "Average",
+    "reweight": "Re-weighting",
+}
+
 
 # Settings that a trained model may be tested with in another way: they touch matching and scores, not what was learned.
 AT_TEST = (

@@ -173,8 +173,9 @@ def test_report(tag, photos, tmp_path, options):
         assert f'title="{name}"' in page
     assert page.count("data-map=") == 4 * {(): 5, ("--top", 2): 2}.get(options, 7)
     answered = [line for line in result.out.splitlines() if not line.startswith(" ")]
-    assert answered == [str(p) for p in (photos / "img1.png", photos / "img2.jpg", photos / "img10.png",
-                                         photos / "more" / "img3.webp")]  # fmt: skip
+    assert answered == [
+        str(p) for p in (photos / "img1.png", photos / "img2.jpg", photos / "img10.png", photos / "more" / "img3.webp")
+    ]
 
 
 @pytest.mark.parametrize("form", ["json", "table"])
@@ -187,9 +188,14 @@ def test_many_images_are_not_held_in_memory(tag, photos, tmp_path, monkeypatch, 
         for i in range(40):
             plan = np.full((16, 2), 1 / 16, np.float32)
             found = Prediction(
-                ("cat", "dog"), np.array([0.2, 0.8]), np.array([0.2, 0.8 + i]), False, (4, 4), plan=plan,
+                ("cat", "dog"),
+                np.array([0.2, 0.8]),
+                np.array([0.2, 0.8 + i]),
+                False,
+                (4, 4),
+                plan=plan,
                 source=str(paths[0]),
-            )  # fmt: skip
+            )
             alive.add(found)
             most = max(most, len(alive))
             yield found
@@ -281,9 +287,11 @@ def test_debug_shows_the_traceback(photos):
 def program(*arguments: object, **environment: str) -> subprocess.Popen:
     paths = os.pathsep.join(p for p in sys.path if p)
     return subprocess.Popen(
-        [sys.executable, "-m", "ramatch", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "ramatch", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+    )
 
 
 def test_a_reader_that_goes_away_is_no_error(photos, model):

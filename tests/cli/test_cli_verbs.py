@@ -36,9 +36,19 @@ VERBS = verbs(build_parser())
 
 def test_all_verbs_are_there():
     assert {" ".join(v) for v in VERBS} >= {
-        "tag", "explain", "serve", "train", "eval", "calibrate", "align", "adapt", "data check", "data prepare",
-        "import-authors", "study",
-    }  # fmt: skip
+        "tag",
+        "explain",
+        "serve",
+        "train",
+        "eval",
+        "calibrate",
+        "align",
+        "adapt",
+        "data check",
+        "data prepare",
+        "import-authors",
+        "study",
+    }
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
@@ -118,13 +128,35 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     assert ramatch("serve").code == 0
     plain = {"device": None, "label_features": None, "backbone": None}
     assert calls.pop() == (
-        ("ramatch-mini",), {"host": "127.0.0.1", "port": 8000, "settings": ServeSettings(), **plain},
-    )  # fmt: skip
+        ("ramatch-mini",),
+        {"host": "127.0.0.1", "port": 8000, "settings": ServeSettings(), **plain},
+    )
     monkeypatch.setenv("RAMATCH_API_KEY", "a long secret")
     ramatch(
-        "serve", "--model", "m", "--backbone", "b", "--label-features", "f", "--device", "cpu", "--host", "::1",
-        "--port", 9, "--queue", 7, "--window-ms", 2.5, "--batch-size", 3, "--cors", "http://a", "--cors", "http://b",
-    )  # fmt: skip
+        "serve",
+        "--model",
+        "m",
+        "--backbone",
+        "b",
+        "--label-features",
+        "f",
+        "--device",
+        "cpu",
+        "--host",
+        "::1",
+        "--port",
+        9,
+        "--queue",
+        7,
+        "--window-ms",
+        2.5,
+        "--batch-size",
+        3,
+        "--cors",
+        "http://a",
+        "--cors",
+        "http://b",
+    )
     (name,), options = calls.pop()
     settings = options.pop("settings")
     assert name == "m"
@@ -188,9 +220,19 @@ def test_import_authors(ramatch, photos, tmp_path):
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["ram"]["combine"] == "sum"  # the reference preset
     result = ramatch(
-        "tag", photos / "img1.png", "--labels", LABELS, "--model", tmp_path / "ours", "--device", "cpu",
-        "--format", "json", "--top", 7,
-    )  # fmt: skip
+        "tag",
+        photos / "img1.png",
+        "--labels",
+        LABELS,
+        "--model",
+        tmp_path / "ours",
+        "--device",
+        "cpu",
+        "--format",
+        "json",
+        "--top",
+        7,
+    )
     assert result.code == 0
     (entry,) = json.loads(result.out)
     assert sum(e["probability"] for e in entry["labels"]) == pytest.approx(1, abs=1e-3)

@@ -53,10 +53,11 @@ def test_a_vision_tower_alone_says_what_it_knows(client_for: Callable[..., TestC
     assert "'up'" in refused.json()["error"]["message"]
 
 
-def test_the_interface_names_the_matchers_that_there_are() -> None:
+def test_the_interface_names_the_matchers_that_there_are(client: TestClient) -> None:
     from ramatch.modeling.matching import MATCHERS
-    from ramatch.serve import schema, settings
+    from ramatch.serve import schema
 
-    assert set(settings.MATCHERS) == set(MATCHERS)
+    info = client.get("/v1/info").json()
+    assert set(info["matchers"]) == set(info["matcher_titles"]) == set(MATCHERS)
     for name in MATCHERS:
         assert schema.parse(schema.TagOptions, {"matcher": name}).matcher == name

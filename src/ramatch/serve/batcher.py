@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from ramatch.serve.metrics import Metrics
+from ramatch.serve.settings import ServeSettings
 
 T = TypeVar("T")
 
@@ -35,14 +38,6 @@ class DeadlineExceeded(Exception):
     """The deadline passed before the result was there."""
 
 
-class Observer(Protocol):
-    """Who wants to know what happens (the metrics)."""
-
-    def batch(self, size: int, seconds: float) -> None: ...
-    def waited(self, seconds: float) -> None: ...
-    def dropped(self, reason: str) -> None: ...
-
-
 @dataclass
 class _Job:
     item: Any
@@ -55,19 +50,12 @@ class MicroBatcher:
     """Calls `run(key, items) -> results` from one thread, with up to `max_batch` items that share a key."""
 
     def __init__(
-        self,
-        run: Callable[[Any, list[Any]], Sequence[Any]],
-        *,
-        max_batch: int = 16,
-        window_s: float = 0.005,
-        queue_size: int = 128,
-        observer: Observer | None = None,
+        self, run: Callable[[Any, list[Any]], Sequence[Any]], settings: ServeSettings, metrics: Metrics
     ) -> None:
-        self.run, self.max_batch, self.window_s, self.queue_size = run, max_batch, window_s, queue_size
-        self.observer = observer
+        self.run, self.metrics, self.queue_size = run, metrics, settings.queue_size
+        self.max_batch, self.window_s = settings.max_batch, settings.window_s
         self.running = 0  # images in the batch that the model works on now
-        self._buckets: OrderedDict[Hashable, deque[_Job]] = OrderedDict()
-        self._waiting = 0
+        self._buckets: dict[Hashable, deque[_Job]] = {}
         self._news = asyncio.Event()
         self._closing = False
         self._seconds_per_image = 0.05  # smoothed; only used to suggest Retry-After
@@ -77,11 +65,11 @@ class MicroBatcher:
     @property
     def waiting(self) -> int:
         """Images queued and not yet handed to the model."""
-        return self._waiting
+        return sum(len(bucket) for bucket in list(self._buckets.values()))
 
     def retry_after(self) -> int:
         """Whole seconds after which the present queue should be done."""
-        seconds = (self._waiting + self.running) * self._seconds_per_image
+        seconds = (self.waiting + self.running) * self._seconds_per_image
         return max(1, min(60, math.ceil(seconds)))
 
     def start(self) -> None:
@@ -104,30 +92,25 @@ class MicroBatcher:
     def check_room(self, images: int = 1) -> None:
         if self._closing:
             raise Draining
-        if self._waiting + images > self.queue_size:
+        if self.waiting + images > self.queue_size:
             raise QueueFull(self.retry_after())
 
-    async def submit(self, key: Hashable, item: Any, deadline: float) -> Any:
-        """Result for one item; `deadline` is on time.monotonic's clock. Cancelling the caller drops the item."""
-        return (await self.submit_many(key, [item], deadline))[0]
-
     async def submit_many(self, key: Hashable, items: Sequence[Any], deadline: float) -> list[Any]:
-        """Results for several items that enter the queue together or not at all."""
+        """Results for items that enter the queue together or not at all; `deadline` is on time.monotonic's clock.
+        Cancelling the caller drops them."""
         self.check_room(len(items))
         loop = asyncio.get_running_loop()
         jobs = [_Job(item, deadline, loop.create_future()) for item in items]
-        bucket = self._buckets.setdefault(key, deque())
-        bucket.extend(jobs)
-        self._waiting += len(jobs)
+        self._buckets.setdefault(key, deque()).extend(jobs)
         self._news.set()
         gathered = asyncio.gather(*(job.future for job in jobs))
         try:
             return await asyncio.wait_for(gathered, max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError:
-            self._tell("dropped", "deadline")
+            self.metrics.dropped("deadline")
             raise DeadlineExceeded from None
         except asyncio.CancelledError:
-            self._tell("dropped", "cancelled")
+            self.metrics.dropped("cancelled")
             raise
         finally:
             for job in jobs:  # whatever is still queued will be skipped
@@ -169,7 +152,6 @@ class MicroBatcher:
         self._drop_dead()
         bucket = self._buckets.get(key, deque())
         jobs = [bucket.popleft() for _ in range(min(self.max_batch, len(bucket)))]
-        self._waiting -= len(jobs)
         if not bucket:
             self._buckets.pop(key, None)
         return jobs
@@ -179,7 +161,6 @@ class MicroBatcher:
         now = time.monotonic()
         for key in list(self._buckets):
             alive = deque(job for job in self._buckets[key] if not job.future.done() and job.deadline > now)
-            self._waiting -= len(self._buckets[key]) - len(alive)
             if alive:
                 self._buckets[key] = alive
             else:
@@ -188,7 +169,7 @@ class MicroBatcher:
     async def _run(self, key: Hashable, jobs: list[_Job]) -> None:
         start = time.monotonic()
         for job in jobs:
-            self._tell("waited", start - job.queued)
+            self.metrics.waited(start - job.queued)
         self.running = len(jobs)
         loop = asyncio.get_running_loop()
         try:
@@ -204,11 +185,7 @@ class MicroBatcher:
             self.running = 0
             seconds = time.monotonic() - start
             self._seconds_per_image += 0.2 * (seconds / len(jobs) - self._seconds_per_image)
-            self._tell("batch", len(jobs), seconds)
+            self.metrics.batch(len(jobs), seconds)
         for job, result in zip(jobs, results, strict=True):
             if not job.future.done():
                 job.future.set_result(result)
-
-    def _tell(self, event: str, *values: Any) -> None:
-        if self.observer is not None:
-            getattr(self.observer, event)(*values)

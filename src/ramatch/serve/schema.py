@@ -9,10 +9,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ramatch.assets import parse_labels
+from ramatch.config import CHOICES
 from ramatch.serve.errors import ApiError
 from ramatch.serve.settings import ServeSettings
 
 M = TypeVar("M", bound=BaseModel)
+_DAY_MS = 86_400_000
 
 
 class _Request(BaseModel):
@@ -29,10 +32,10 @@ class TagOptions(_Request):
     )
     threshold: float | None = Field(None, ge=0, le=1, description="Only labels with at least this probability")
     maps: bool = Field(False, description="Add each label's region map, rows of values in [0, 1]")
-    matcher: Literal["kcot", "ot", "bipartite", "average", "reweight"] | None = Field(
+    matcher: Literal[CHOICES["matcher"]] | None = Field(  # type: ignore[valid-type]
         None, description="How regions are matched with labels; the model's own when absent"
     )
-    deadline_ms: int | None = Field(None, ge=1, description="Give up after this many milliseconds")
+    deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS, description="Give up after this many milliseconds")
 
 
 class TagRequest(TagOptions):
@@ -122,30 +125,56 @@ class BatchResponse(BaseModel):
     results: list[TagResponse | ErrorResponse]
 
 
+def parse_json(model: type[M], body: bytes, settings: ServeSettings) -> M:
+    """The body as `model`, or an ApiError that names the first wrong field. Runs in a thread: bodies may be large."""
+    _check_parts(body.count(b","), settings)
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError("bad_json", f"the body is not JSON: {str(error)[:120]}") from None
+    if not isinstance(data, dict):
+        raise ApiError("bad_json", "the body is JSON but not an object", hint='send {"image": "...", ...}')
+    # Long lists are refused by their length: pydantic would write an error for each wrong element.
+    lengths = {name: len(value) if isinstance(value := data.get(name), list) else 0 for name in ("labels", "images")}
+    if lengths["labels"] > 4 * settings.max_labels:
+        raise _too_many(lengths["labels"], settings)
+    if lengths["images"] > settings.max_images:
+        raise image_count(lengths["images"], settings)
+    return parse(model, data)
+
+
+def parse_form(fields: Mapping[str, list[str]], settings: ServeSettings) -> TagOptions:
+    """Form fields as the JSON they stand for: empty ones dropped, labels split. Runs in a thread."""
+    data: dict[str, Any] = {}
+    for key, values in fields.items():
+        values = [value for value in values if value.strip()]
+        if key == "labels" and values:
+            _check_parts(sum(value.count(mark) for value in values for mark in ",\n\r"), settings)
+            data[key] = [label for value in values for label in split_labels(value)]
+        elif values:
+            data[key] = values[-1].strip()
+    return parse(TagOptions, data)
+
+
+def parse_vocabulary(kind: str, body: bytes, settings: ServeSettings) -> list[str]:
+    """The labels of a vocabulary, as text (one per line) or JSON. Runs in a thread."""
+    if kind != "text/plain":
+        return parse_json(VocabularyRequest, body, settings).labels
+    _check_parts(body.count(b"\n") + body.count(b"\r"), settings)
+    return parse_labels(body.decode("utf-8", "replace").splitlines())
+
+
 def parse(model: type[M], data: Any) -> M:
     """Check `data`, or raise an ApiError that names the first wrong field."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         if where.split(".")[-1].lower() in {"url", "image_url", "uri"}:
-            raise ApiError(422, "no_url_fetching", "this server does not fetch URLs",
-                           "send the image itself: a multipart file or base64 in 'image'") from None  # fmt: skip
-        fields = ", ".join(model.model_fields)
-        raise ApiError(422, "bad_field", f"'{where[:80]}': {first['msg']}", f"the fields are: {fields}") from None
-
-
-def form_fields(fields: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Form fields as the JSON they stand for: empty ones dropped, labels split."""
-    data: dict[str, Any] = {}
-    for key, values in fields.items():
-        values = [value for value in values if value.strip()]
-        if key == "labels" and values:
-            data[key] = [label for value in values for label in split_labels(value)]
-        elif values:
-            data[key] = values[-1].strip()
-    return data
+            raise ApiError("no_url_fetching", "this server does not fetch URLs") from None
+        fields = f"the fields are: {', '.join(model.model_fields)}"
+        raise ApiError("bad_field", f"'{where[:80]}': {first['msg']}", hint=fields) from None
 
 
 def split_labels(text: str) -> list[str]:
@@ -156,8 +185,8 @@ def split_labels(text: str) -> list[str]:
         except (ValueError, RecursionError):
             labels = None
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ApiError(422, "bad_field", "'labels' begins like a JSON array but is not an array of strings",
-                           'send ["cat", "dog"], or: cat, dog')  # fmt: skip
+            wrong = "'labels' begins like a JSON array but is not an array of strings"
+            raise ApiError("bad_field", wrong, hint='send ["cat", "dog"], or: cat, dog')
         return labels
     return re.split(r"[,\n\r]+", text)
 
@@ -166,24 +195,32 @@ def check_labels(labels: list[str], settings: ServeSettings) -> tuple[str, ...]:
     """Labels without surplus spaces, empties and repeats, within the limits."""
     if len(labels) > 4 * settings.max_labels:  # don't tidy a list that can only be refused
         raise _too_many(len(labels), settings)
-    tidy: dict[str, None] = {}
-    for label in labels:
-        label = " ".join(label.split())
-        if len(label) > settings.max_label_chars:
-            raise ApiError(422, "label_too_long", f"the label '{label[:40]}…' has {len(label)} characters",
-                           f"use at most {settings.max_label_chars} characters a label")  # fmt: skip
+    tidy = dict.fromkeys(" ".join(label.split()) for label in labels)
+    tidy.pop("", None)
+    for label in tidy:
         if not label.isprintable():
-            raise ApiError(422, "bad_label", f"the label {label[:40]!a} has characters that cannot be printed",
-                           "send plain text")  # fmt: skip
-        if label:
-            tidy.setdefault(label)
+            raise ApiError("bad_label", f"the label {label[:40]!a} has characters that cannot be printed")
+        if len(label) > settings.max_label_chars:
+            hint = f"use at most {settings.max_label_chars} characters a label"
+            raise ApiError("label_too_long", f"the label '{label[:40]}…' has {len(label)} characters", hint=hint)
     if not tidy:
-        raise ApiError(422, "no_labels", "'labels' holds no label", "send at least one, or name a vocabulary")
+        raise ApiError("no_labels", "'labels' holds no label")
     if len(tidy) > settings.max_labels:
         raise _too_many(len(tidy), settings)
     return tuple(tidy)
 
 
+def image_count(count: int, settings: ServeSettings) -> ApiError:
+    hint = f"send 1 to {settings.max_images} as 'image'"
+    return ApiError("image_count", f"{count} images in the request", hint=hint)
+
+
 def _too_many(count: int, settings: ServeSettings) -> ApiError:
-    return ApiError(422, "too_many_labels", f"{count} labels, more than this server's {settings.max_labels}",
-                    "send fewer labels, or start the server with a higher limit")  # fmt: skip
+    return ApiError("too_many_labels", f"{count} labels, more than this server's {settings.max_labels}")
+
+
+def _check_parts(separators: int, settings: ServeSettings) -> None:
+    """Refuse before parsing what has more values than any request may have, even if every label were commas: parsed,
+    each byte of it could take a hundred."""
+    if separators > settings.max_labels * settings.max_label_chars + 1000:
+        raise ApiError("body_too_large", f"the body has about {separators:,} values in it")
