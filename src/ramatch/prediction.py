@@ -121,8 +121,8 @@ class Prediction:
         for tag in tags:
             entry: dict[str, Any] = {
                 "label": tag.label,
-                "probability": round(tag.probability, 6),
-                "score": round(tag.score, 6),
+                "probability": round(tag.probability, 4),
+                "score": round(tag.score, 5),
             }
             if maps:
                 entry["map"] = self.heatmap(tag.label).astype(float).round(3).tolist()

@@ -89,6 +89,23 @@ def test_the_command_line_answers_for_help_without_loading_torch():
 # ------------------------------------------------------------------------------------------------------- explain
 
 
+def test_names_come_from_one_place(ramatch):
+    from ramatch.assets import vocabulary_names
+    from ramatch.config import CHOICES, MATCHER_TITLES
+
+    text = " ".join(ramatch("tag", "--help").out.split())
+    assert f"a bundled list: {', '.join(vocabulary_names())}" in text
+    assert f"--matcher {{{','.join(CHOICES['matcher'])}}}" in text
+    assert set(MATCHER_TITLES) == set(CHOICES["matcher"])
+
+
+def test_the_interface_of_the_server_is_described_without_loading_torch():
+    pytest.importorskip("fastapi")
+    code = "import sys, ramatch.serve.schema as s; s.TagRequest.model_json_schema(); sys.exit('torch' in sys.modules)"
+    paths = {"PYTHONPATH": str(Path(ramatch.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=paths, check=False).returncode == 0
+
+
 @pytest.fixture
 def explain(ramatch, model):
     pytest.importorskip("matplotlib")
@@ -165,7 +182,11 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     assert (settings.cors_origins, settings.api_key) == (("http://a", "http://b"), "a long secret")
     monkeypatch.setenv("RAMATCH_API_KEY", "short")
     ramatch("serve").refused("API key")
-    ramatch("serve", "--port", "http").refused("--port")
+    monkeypatch.setenv("RAMATCH_API_KEY", "")  # meant to be a key: an open server is not what was asked for
+    ramatch("serve").refused("API key")
+    monkeypatch.delenv("RAMATCH_API_KEY")
+    for port in ("http", "99999", "-1"):
+        ramatch("serve", "--port", port).refused("--port")
     assert calls == []
 
 

@@ -78,7 +78,10 @@ def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAP
     if settings.page:
         add_static(app)
     if settings.cors_origins:
-        cors = {"allow_methods": ["GET", "POST", "PUT", "DELETE"], "allow_origins": list(settings.cors_origins)}
+        cors: dict[str, Any] = {
+            "allow_methods": ["GET", "POST", "PUT", "DELETE"],
+            "allow_origins": list(settings.cors_origins),
+        }
         app.add_middleware(CORSMiddleware, allow_headers=["Content-Type", "Authorization", "X-API-Key"], **cors)
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     return app
@@ -124,7 +127,8 @@ def _add_tagging(app: FastAPI, service: Service) -> None:
 
 
 def _add_vocabularies(app: FastAPI, service: Service) -> None:
-    named, one = service.named, {"path": "/v1/vocabularies/{name}", "tags": ["vocabularies"]}
+    named = service.named
+    one: dict[str, Any] = {"path": "/v1/vocabularies/{name}", "tags": ["vocabularies"]}
 
     def describe(name: str, *, labels: bool = False) -> dict[str, Any]:
         found = named.get(name)
@@ -209,7 +213,7 @@ async def _read(
     if kind != "application/json":
         raise ApiError("unsupported_body", f"the content type is '{kind[:80]}'")
     data = await asyncio.to_thread(schema.parse_json, model, body, settings)
-    images = data.images if isinstance(data, schema.BatchRequest) else [data]
+    images: list[Any] = data.images if isinstance(data, schema.BatchRequest) else [data]
     return [Upload(image.image, image.name) for image in images], data
 
 
