@@ -30,7 +30,7 @@ def add_verbs(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..data.images import load_image
-    from ..viz import save_explanation
+    from ..viz import explanation, save
 
     labels = labels_of(arguments)
     image = load_image(arguments.image)
@@ -41,6 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
     matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in split(arguments.matchers)}
     out = Path(arguments.out or f"{Path(arguments.image).stem}-explained.png")
     shown = {"truth": truth, "top": arguments.top, "matchers": matchers, "title": Path(arguments.image).name}
-    save_explanation(prediction, image, out, **shown)
+    save(explanation(prediction, image, **shown), out)
     print(out)
     return 0

@@ -9,8 +9,8 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: i
     """The first `names` columns are text and stand to the left, the others are numbers and stand to the right."""
     if markdown:
         align = [":---" if j < names else "---:" for j in range(len(head))]
-        lines = [[cell.replace("|", "\\|") for cell in line] for line in (head, align, *rows)]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        escaped = [[cell.replace("|", "\\|") for cell in line] for line in (head, align, *rows)]
+        return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
     widths = [max(len(line[j]) for line in (head, *rows)) for j in range(len(head))]
     lines = [
         "  ".join(c.ljust(w) if j < names else c.rjust(w) for j, (c, w) in enumerate(zip(line, widths, strict=True)))

@@ -168,11 +168,9 @@ class Calibrator:
         if tensors.get("curve"):  # earlier versions could bend the logistic by a second map
             raise RamatchError("this calibrator has a second map, which is no longer read; run ramatch calibrate again")
         settings = {name: config["settings"][name] for name in ("l2", "per_label")}
-        return cls(
-            **{name: torch.tensor(tensors[name], dtype=torch.float64) for name in _TENSORS},
-            **{name: tuple(v) if isinstance(v := config[name], list) else float(v) for name in _VALUES},
-            settings=CalibrationSettings(**settings),
-        )
+        fields: dict[str, Any] = {name: torch.tensor(tensors[name], dtype=torch.float64) for name in _TENSORS}
+        fields |= {name: tuple(v) if isinstance(v := config[name], list) else float(v) for name in _VALUES}
+        return cls(**fields, settings=CalibrationSettings(**settings))
 
 
 def _check(features: Array, targets: Array) -> tuple[Tensor, Tensor]:
