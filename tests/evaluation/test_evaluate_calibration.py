@@ -10,7 +10,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from ramatch.errors import RamatchError
-from ramatch.evaluation import CalibrationSettings, Calibrator, calibration_table, reliability
+from ramatch.evaluation import CalibrationSettings, Calibrator, reliability
+from ramatch.evaluation.reliability import calibration_table
 
 
 def make(n=800, labels=20, weights=(9.0, 5.0, 0.0), bias=-4.0, spread=0.0, seed=0):

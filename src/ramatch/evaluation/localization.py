@@ -1,8 +1,8 @@
-"""Do the maps point at the thing? Pointing game, mass inside, IoU, against boxes or masks.
+"""Do the maps point at the thing? Pointing game, mass inside, IoU, against boxes.
 
 A map (h, w) covers the whole image evenly, whatever the two sizes are: cell (r, c) is centred at pixel
-((c + 0.5) W / w, (r + 0.5) H / h) of an image of size (W, H). The truth of a label is either boxes (k, 4) as
-x0, y0, x1, y1 in pixels (several: any of them counts, their union is the region) or one mask (H, W).
+((c + 0.5) W / w, (r + 0.5) H / h) of an image of size (W, H). Of several boxes of a label any counts, and their union
+is its region.
 """
 
 from __future__ import annotations
@@ -27,48 +27,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Truth:
-    """Where one label is in one image: `boxes` (k, 4) in pixels or `mask` (H, W), of an image of `size` (W, H)."""
+    """Where one label is in one image of `size` (W, H): `boxes` (k, 4) as x0, y0, x1, y1 in pixels."""
 
     size: tuple[int, int]
-    boxes: np.ndarray | None = None
-    mask: np.ndarray | None = None
+    boxes: np.ndarray
 
     def __post_init__(self) -> None:
-        width, height = self.size
-        if (self.boxes is None) == (self.mask is None):
-            raise RamatchError("the truth of a label is either boxes or a mask")
-        if self.boxes is not None:
-            boxes = np.asarray(self.boxes, dtype=np.float64).reshape(-1, 4)
-            if not len(boxes) or not np.isfinite(boxes).all() or (boxes[:, :2] >= boxes[:, 2:]).any():
-                raise RamatchError(f"boxes must be x0 < x1, y0 < y1 in pixels, got {boxes.tolist()}")
-            object.__setattr__(self, "boxes", boxes)
-        else:
-            mask = as_array(self.mask).astype(bool)
-            if mask.shape != (height, width) or not mask.any():
-                raise RamatchError(
-                    f"a mask must be (height, width) = {(height, width)} and not empty, got {mask.shape}"
-                )
-            object.__setattr__(self, "mask", mask)
+        boxes = np.asarray(self.boxes, dtype=np.float64).reshape(-1, 4)
+        if not len(boxes) or not np.isfinite(boxes).all() or (boxes[:, :2] >= boxes[:, 2:]).any():
+            raise RamatchError(f"boxes must be x0 < x1, y0 < y1 in pixels, got {boxes.tolist()}")
+        object.__setattr__(self, "boxes", boxes)
 
     def region(self) -> np.ndarray:
-        """(H, W) bool: pixels whose centre lies in a box or in the mask."""
-        if self.mask is not None:
-            return self.mask
-        assert self.boxes is not None
-        width, height = self.size
-        x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
+        """(H, W) bool: pixels whose centre lies in a box."""
+        x, y = (np.arange(length) + 0.5 for length in self.size)
         x0, y0, x1, y1 = self.boxes.T[..., None]
         inside = ((y >= y0) & (y < y1))[:, :, None] & ((x >= x0) & (x < x1))[:, None, :]
         return inside.any(0)
 
     def distance(self, points: np.ndarray) -> np.ndarray:
-        """Distance in pixels of points (k, 2) as x, y to the nearest box or masked pixel; 0 inside."""
-        if self.boxes is not None:
-            nearest = np.clip(points[:, None], self.boxes[:, :2], self.boxes[:, 2:])  # (k, boxes, 2)
-            return np.linalg.norm(points[:, None] - nearest, axis=-1).min(1)
-        rows, columns = np.nonzero(self.region())
-        low = np.stack([columns, rows], axis=1).astype(np.float64)  # a pixel is the square from here to here + 1
-        return np.array([np.linalg.norm(p - np.clip(p, low, low + 1), axis=-1).min() for p in points])
+        """Distance in pixels of points (k, 2) as x, y to the nearest box; 0 inside."""
+        nearest = np.clip(points[:, None], self.boxes[:, :2], self.boxes[:, 2:])  # (k, boxes, 2)
+        return np.linalg.norm(points[:, None] - nearest, axis=-1).min(1)
 
 
 def pointing_game(heat: Array, truth: Truth, *, tolerance: float = 15.0) -> float:

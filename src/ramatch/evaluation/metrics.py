@@ -7,7 +7,7 @@ Definitions that papers leave open:
 * Ties. Top-k: of equal scores the lower label index comes first. AP: equal scores share one threshold, as in
   scikit-learn.
 * Nothing to count. A ratio 0/0 is 0. Averages over classes run over the classes with at least one positive.
-* `tagged_only` leaves out images without any positive among the labels given, as most NUS-WIDE papers do.
+* `tagged` leaves out images without any positive among the labels given, as most NUS-WIDE papers do.
 """
 
 from __future__ import annotations
@@ -102,11 +102,10 @@ def topk_mask(scores: Array, k: int) -> np.ndarray:
     return picked
 
 
-def at_k(scores: Array, targets: Array, k: int, *, tagged_only: bool = False) -> PRF:
+def at_k(scores: Array, targets: Array, k: int) -> PRF:
     """P@k, R@k, F1@k, micro: each image's k best labels are predicted, then all pairs counted together."""
     s, t = check(scores, targets)
-    keep = t.any(1) if tagged_only else slice(None)
-    return count(topk_mask(s, k)[keep], t[keep]).overall
+    return count(topk_mask(s, k), t).overall
 
 
 def at_threshold(scores: Array, targets: Array, threshold: float = 0.5) -> ThresholdMetrics:

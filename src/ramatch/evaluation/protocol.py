@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -49,9 +48,6 @@ class Report:
             "labels_without_positives": self.labels_without_positives,
             "average_precision": self.average_precisions,
         }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
     def to_table(self, *, name: str = "", markdown: bool = False) -> str:
         """The paper's columns for this one report, with a line on what was measured."""

@@ -20,7 +20,7 @@ from ramatch import assets
 from ramatch.config import CHOICES, MATCHER_TITLES
 from ramatch.errors import RamatchError
 from ramatch.serve import limits, schema
-from ramatch.serve.errors import ApiError, draining
+from ramatch.serve.errors import ERRORS, ApiError, draining
 from ramatch.serve.guard import Guard
 from ramatch.serve.limits import ClientGone, Upload
 from ramatch.serve.service import Service
@@ -30,25 +30,15 @@ from ramatch.serve.static import add_static
 log = logging.getLogger("ramatch.serve")
 T = TypeVar("T")
 
-_WRONG = {
-    400: "The body or the image cannot be read",
-    401: "API key missing or wrong",
-    404: "There is no such vocabulary",
-    409: "The vocabulary cannot be changed",
-    413: "Body or image too large",
-    415: "Not an accepted format",
-    422: "A field is wrong",
-    429: "The queue is full; see Retry-After",
-    503: "Starting or shutting down",
-    504: "Deadline exceeded",
-}
-
 
 def _answers(*errors: int, **models: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """What a route answers, for OpenAPI: errors by their status, others as `ok` or `created`."""
     status = {"ok": 200, "created": 201}
-    good: dict[int | str, dict[str, Any]] = {status[name]: {"model": model} for name, model in models.items()}
-    return good | {code: {"model": schema.ErrorResponse, "description": _WRONG[code]} for code in errors}
+    found: dict[int | str, dict[str, Any]] = {status[name]: {"model": model} for name, model in models.items()}
+    for error in errors:
+        codes = [code for code, (status_of_code, _) in ERRORS.items() if status_of_code == error]
+        found[error] = {"model": schema.ErrorResponse, "description": ", ".join(codes)}
+    return found
 
 
 _TAGGING = (400, 401, 413, 415, 422, 429, 503, 504)

@@ -8,9 +8,9 @@ themselves, and the window only matters when the server is idle.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -38,8 +38,9 @@ class DeadlineExceeded(Exception):
     """The deadline passed before the result was there."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
+    key: Hashable
     item: Any
     deadline: float
     future: asyncio.Future
@@ -55,7 +56,7 @@ class MicroBatcher:
         self.run, self.metrics, self.queue_size = run, metrics, settings.queue_size
         self.max_batch, self.window_s = settings.max_batch, settings.window_s
         self.running = 0  # images in the batch that the model works on now
-        self._buckets: dict[Hashable, deque[_Job]] = {}
+        self._jobs: list[_Job] = []  # waiting, oldest first
         self._news = asyncio.Event()
         self._closing = False
         self._seconds_per_image = 0.05  # smoothed; only used to suggest Retry-After
@@ -65,7 +66,7 @@ class MicroBatcher:
     @property
     def waiting(self) -> int:
         """Images queued and not yet handed to the model."""
-        return sum(len(bucket) for bucket in list(self._buckets.values()))
+        return len(self._jobs)
 
     def retry_after(self) -> int:
         """Whole seconds after which the present queue should be done."""
@@ -100,8 +101,8 @@ class MicroBatcher:
         Cancelling the caller drops them."""
         self.check_room(len(items))
         loop = asyncio.get_running_loop()
-        jobs = [_Job(item, deadline, loop.create_future()) for item in items]
-        self._buckets.setdefault(key, deque()).extend(jobs)
+        jobs = [_Job(key, item, deadline, loop.create_future()) for item in items]
+        self._jobs += jobs
         self._news.set()
         gathered = asyncio.gather(*(job.future for job in jobs))
         try:
@@ -120,60 +121,41 @@ class MicroBatcher:
     # the task that forms batches
 
     async def _serve(self) -> None:
-        while True:
-            self._drop_dead()
-            if not self._buckets:
-                if self._closing:
-                    return
+        while self._jobs or not self._closing:
+            if not self._jobs:
                 self._news.clear()
                 await self._news.wait()
-                continue
-            key = min(self._buckets, key=lambda k: self._buckets[k][0].queued)  # oldest first: nobody starves
-            await self._wait_for_company(key)
-            jobs = self._take(key)
-            if jobs:
-                await self._run(key, jobs)
+            elif batch := await self._batch():
+                await self._run(batch)
 
-    async def _wait_for_company(self, key: Hashable) -> None:
-        """Until the bucket is full, its oldest job has waited `window_s`, or the bucket is gone."""
-        until = self._buckets[key][0].queued + self.window_s
-        while (bucket := self._buckets.get(key)) and len(bucket) < self.max_batch and not self._closing:
-            left = until - time.monotonic()
-            if left <= 0:
-                return
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), left)
-            except asyncio.TimeoutError:
-                return
+    async def _batch(self) -> list[_Job]:
+        """The oldest job (nobody starves) and those that share its key, once they are `max_batch` or it has waited
+        `window_s` for them."""
+        first = self._jobs[0]
+        while True:
             self._drop_dead()
-
-    def _take(self, key: Hashable) -> list[_Job]:
-        self._drop_dead()
-        bucket = self._buckets.get(key, deque())
-        jobs = [bucket.popleft() for _ in range(min(self.max_batch, len(bucket)))]
-        if not bucket:
-            self._buckets.pop(key, None)
-        return jobs
+            batch = [job for job in self._jobs if job.key == first.key][: self.max_batch]
+            left = first.queued + self.window_s - time.monotonic()
+            if not batch or len(batch) == self.max_batch or left <= 0 or self._closing:
+                self._jobs = [job for job in self._jobs if job not in batch]
+                return batch
+            self._news.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
 
     def _drop_dead(self) -> None:
         """Forget jobs whose caller has gone or whose deadline has passed; the caller sees to its own answer."""
         now = time.monotonic()
-        for key in list(self._buckets):
-            alive = deque(job for job in self._buckets[key] if not job.future.done() and job.deadline > now)
-            if alive:
-                self._buckets[key] = alive
-            else:
-                del self._buckets[key]
+        self._jobs = [job for job in self._jobs if not job.future.done() and job.deadline > now]
 
-    async def _run(self, key: Hashable, jobs: list[_Job]) -> None:
+    async def _run(self, jobs: list[_Job]) -> None:
         start = time.monotonic()
         for job in jobs:
             self.metrics.waited(start - job.queued)
         self.running = len(jobs)
         loop = asyncio.get_running_loop()
         try:
-            results = await loop.run_in_executor(self._thread, self.run, key, [job.item for job in jobs])
+            results = await loop.run_in_executor(self._thread, self.run, jobs[0].key, [job.item for job in jobs])
             if len(results) != len(jobs):
                 raise RuntimeError(f"the model gave {len(results)} results for {len(jobs)} images")
         except Exception as error:  # a bad batch fails its callers, never the server

@@ -68,7 +68,10 @@ def _server(app: Any, drain_s: float) -> Any:
             app.state.service.draining = True  # /readyz and new requests on open connections hear 503 from now on
             super().handle_exit(sig, frame)
 
-    limits: dict[str, Any] = {"timeout_graceful_shutdown": max(1, round(drain_s)), "h11_max_incomplete_event_size": 64 * 1024}
+    limits: dict[str, Any] = {
+        "timeout_graceful_shutdown": max(1, round(drain_s)),
+        "h11_max_incomplete_event_size": 64 * 1024,
+    }
     return Server(uvicorn.Config(app, log_level="warning", server_header=False, backlog=2048, **limits))
 
 

@@ -38,24 +38,21 @@ class TagOptions(_Request):
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS, description="Give up after this many milliseconds")
 
 
-class TagRequest(TagOptions):
-    """One image, as JSON."""
+class ImageRequest(_Request):
+    """One image."""
 
     image: str = Field(description="The image file, base64 (a data: URI is fine). URLs are not fetched")
     name: str | None = Field(None, max_length=255, description="File name, only echoed back")
 
 
-class BatchImage(_Request):
-    """One image of a batch."""
-
-    image: str = Field(description="The image file, base64")
-    name: str | None = Field(None, max_length=255)
+class TagRequest(TagOptions, ImageRequest):
+    """One image with its options, as JSON."""
 
 
 class BatchRequest(TagOptions):
     """Several images with the same options, as JSON."""
 
-    images: list[BatchImage] = Field(min_length=1)
+    images: list[ImageRequest] = Field(min_length=1)
 
 
 class VocabularyRequest(_Request):

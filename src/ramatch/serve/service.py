@@ -54,6 +54,8 @@ class Service:
             lambda labels: recognizer.encode_vocabulary(list(labels))
         )
         self.batcher = MicroBatcher(self._predict, settings, self.metrics)
+        # Equal labels become one tuple, so that the batcher compares the keys of its jobs by identity.
+        self._same = lru_cache(settings.cached_vocabularies)(lambda labels: labels)
         self.active = 0  # requests admitted and not yet answered
         self.buffered = 0  # bytes of their bodies
         self.ready = False
@@ -97,7 +99,7 @@ class Service:
         if options.labels is not None and options.vocabulary is not None:
             raise ApiError("labels_and_vocabulary", "both 'labels' and 'vocabulary' are given")
         if options.labels is not None:
-            return None, check_labels(options.labels, self.settings)
+            return None, self._same(check_labels(options.labels, self.settings))
         if options.vocabulary is not None:
             return options.vocabulary, self.named.get(options.vocabulary)
         return self.default_labels()
