@@ -57,23 +57,21 @@ class Load:
 
 
 def bench_serve(
-    model: str = "ramatch-mini",
+    load: Callable[[], Any],
     *,
-    device: str | None = None,
     vocabulary: str = "coco80",
     concurrency: Sequence[int] = (1, 4, 16, 64),
     seconds: float = 5.0,
     max_requests: int = 20_000,
     overload: float = 2.0,
     settings: ServeSettings | None = None,
-    loader: Callable[[], Any] | None = None,
     echo: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Measure and print img/s and p50/p95/p99 at each concurrency and at `overload` times the best throughput.
 
-    Every run ends after `seconds` (at overload: after at most six times as long, for the queue to fill) or
-    `max_requests`, whichever is first. `loader` (picklable) makes the recognizer in
-    place of `model`. Returns {"rows": [...], ...} for JSON.
+    `load` (picklable) makes the recognizer, in the server's process. Every run ends after `seconds` (at overload: after
+    at most six times as long, for the queue to fill) or `max_requests`, whichever is first. Returns {"rows": [...],
+    ...} for JSON.
     """
     if not concurrency or min(concurrency) < 1 or seconds <= 0 or max_requests < 1 or overload <= 0:
         raise RamatchError("bench serve: concurrency, seconds, requests and overload must all be greater than 0")
@@ -81,7 +79,6 @@ def bench_serve(
     settings = settings or ServeSettings(queue_size=max(64, *concurrency), max_images=1)
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    load = loader or partial(_load, model, device)
     child = context.Process(target=_serve, args=(there, load, settings, vocabulary, min(seconds, 10.0)), daemon=True)
     child.start()
     there.close()
@@ -355,7 +352,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="per line")
     parser.add_argument("--json", default=None, metavar="F", help="also write the rows to this file")
     args = parser.parse_args(argv)
-    rows = bench_serve(args.model, device=args.device, seconds=args.seconds)
+    rows = bench_serve(partial(_load, args.model, args.device), seconds=args.seconds)
     if args.json:
         write_json(args.json, rows)
 

@@ -15,7 +15,7 @@ from ramatch.serve.settings import ServeSettings
 def test_batching_beats_one_at_a_time_and_overload_is_refused() -> None:
     lines: list[str] = []
     result = bench_serve(
-        loader=partial(FakeRecognizer, seconds=0.05),
+        partial(FakeRecognizer, seconds=0.05),
         concurrency=(1, 8),
         seconds=0.8,
         overload=4.0,
@@ -53,6 +53,6 @@ def _broken() -> None:
 
 def test_errors_of_the_server_reach_the_caller() -> None:
     with pytest.raises(RamatchError, match="no such model"):
-        bench_serve(loader=_broken, echo=lambda line: None)  # type: ignore[arg-type]
+        bench_serve(_broken, echo=lambda line: None)
     with pytest.raises(RamatchError, match="greater than 0"):
-        bench_serve(concurrency=(0,))
+        bench_serve(FakeRecognizer, concurrency=(0,))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,26 +98,24 @@ def cleaning_up() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
+def number(kind: type[int] | type[float], low: int, high: float = math.inf) -> Callable[[str], Any]:
+    """A type of argparse: a number from `low` to `high`."""
+    name = "a whole number" if kind is int else "a number"
+    bounds = f"be at least {low}" if high == math.inf else f"lie between {low} and {high}"
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not {name}") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must {bounds}, got {text}")
+        return value
+
+    return parse
 
 
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text}")
-    return value
+count, share = number(int, 1), number(float, 0, 1)
 
 
 def _device(text: str) -> str:

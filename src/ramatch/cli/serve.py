@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from ._shared import add_model, count, model_options
+from ._shared import add_model, count, model_options, number
 
 
 def add_verbs(verbs: Any) -> None:
@@ -18,7 +18,9 @@ def add_verbs(verbs: Any) -> None:
     )
     add_model(parser)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=_port, default=8000, help="0: any free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=number(int, 0, 65535), default=8000, help="0: any free one (default: %(default)s)"
+    )
     parser.add_argument("--queue", type=count, metavar="N", help="requests that may wait; more are answered 429")
     parser.add_argument("--window-ms", type=float, metavar="T", help="how long a batch waits for company")
     parser.add_argument("--batch-size", type=count, metavar="N", help="most images in one pass")
@@ -41,9 +43,3 @@ def run(arguments: argparse.Namespace) -> int:
     options = model_options(arguments)
     serve(arguments.model, host=arguments.host, port=arguments.port, settings=settings, **options)
     return 0
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: a number from 0 to 65535")
-    return int(text)

@@ -16,26 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ramatch.serve.errors import ApiError, draining
 from ramatch.serve.metrics import Metrics
 from ramatch.serve.settings import ServeSettings
 
 T = TypeVar("T")
-
-
-class QueueFull(Exception):
-    """No room for this many images; `retry_after` is a guess in whole seconds."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__("queue full")
-        self.retry_after = retry_after
-
-
-class Draining(Exception):
-    """The batcher takes no new work."""
-
-
-class DeadlineExceeded(Exception):
-    """The deadline passed before the result was there."""
 
 
 @dataclass(eq=False)
@@ -68,10 +53,13 @@ class MicroBatcher:
         """Images queued and not yet handed to the model."""
         return len(self._jobs)
 
-    def retry_after(self) -> int:
-        """Whole seconds after which the present queue should be done."""
+    def full(self) -> ApiError:
+        """The refusal of a request there is no room for, with a guess of when the present queue will be done."""
+        self.metrics.dropped("overload")
         seconds = (self.waiting + self.running) * self._seconds_per_image
-        return max(1, min(60, math.ceil(seconds)))
+        after = str(max(1, min(60, math.ceil(seconds))))
+        hint = f"try again in {after} s, or send fewer requests at a time"
+        return ApiError("overloaded", "the queue is full", hint=hint, headers={"Retry-After": after})
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._serve(), name="ramatch-batcher")
@@ -87,18 +75,18 @@ class MicroBatcher:
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function in the model's thread, between batches."""
         if self._closing:
-            raise Draining
+            raise draining()
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def check_room(self, images: int = 1) -> None:
         if self._closing:
-            raise Draining
+            raise draining()
         if self.waiting + images > self.queue_size:
-            raise QueueFull(self.retry_after())
+            raise self.full()
 
     async def submit_many(self, key: Hashable, items: Sequence[Any], deadline: float) -> list[Any]:
-        """Results for items that enter the queue together or not at all; `deadline` is on time.monotonic's clock.
-        Cancelling the caller drops them."""
+        """Results for items that enter the queue together or not at all; after `deadline` (on time.monotonic's
+        clock) a TimeoutError. Cancelling the caller drops them."""
         self.check_room(len(items))
         loop = asyncio.get_running_loop()
         jobs = [_Job(key, item, deadline, loop.create_future()) for item in items]
@@ -109,7 +97,7 @@ class MicroBatcher:
             return await asyncio.wait_for(gathered, max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError:
             self.metrics.dropped("deadline")
-            raise DeadlineExceeded from None
+            raise
         except asyncio.CancelledError:
             self.metrics.dropped("cancelled")
             raise

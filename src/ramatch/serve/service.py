@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 
 from ramatch.serve import limits
-from ramatch.serve.batcher import DeadlineExceeded, Draining, MicroBatcher, QueueFull
+from ramatch.serve.batcher import MicroBatcher
 from ramatch.serve.errors import ApiError, draining, late
 from ramatch.serve.limits import Picture, Upload
 from ramatch.serve.metrics import Metrics
@@ -77,7 +77,7 @@ class Service:
         try:
             key = BatchKey(self.default_labels()[1], None, False)
             await self.batcher.call(self._predict, key, [Picture(Image.new("RGB", (64, 64)), None, (64, 64))])
-        except Draining:
+        except ApiError:  # asked to stop before it has begun
             pass
         except Exception as error:  # the server stays up to say so
             log.error("the model failed on its first image", exc_info=error)
@@ -127,29 +127,19 @@ class Service:
         def charge(count: int) -> None:
             nonlocal held
             if self.buffered + count > self.settings.max_buffered_bytes:
-                raise QueueFull(self.batcher.retry_after())
+                raise self.batcher.full()
             self.buffered += count
             held += count
 
+        self.batcher.check_room()
+        if self.active >= self.settings.queue_size + self.settings.max_batch:
+            raise self.batcher.full()
+        self.active += 1
         try:
-            self.batcher.check_room()
-            if self.active >= self.settings.queue_size + self.settings.max_batch:
-                raise QueueFull(self.batcher.retry_after())
-            self.active += 1
-            try:
-                yield charge
-            finally:
-                self.active -= 1
-                self.buffered -= held
-        except QueueFull as error:
-            self.metrics.dropped("overload")
-            after, wait = (
-                str(error.retry_after),
-                f"try again in {error.retry_after} s, or send fewer requests at a time",
-            )
-            raise ApiError("overloaded", "the queue is full", hint=wait, headers={"Retry-After": after}) from None
-        except Draining:
-            raise draining() from None
+            yield charge
+        finally:
+            self.active -= 1
+            self.buffered -= held
 
     async def tag(
         self, uploads: Sequence[Upload], options: TagOptions, start: float
@@ -164,7 +154,7 @@ class Service:
             good = [picture for picture in pictures if isinstance(picture, Picture)]
             key = BatchKey(labels, options.matcher, options.maps)
             predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
-        except (DeadlineExceeded, asyncio.TimeoutError):
+        except asyncio.TimeoutError:
             raise late(seconds) from None
         pairs = list(zip(predictions, good, strict=True))
         described = iter(await self._in_thread(lambda: [self._describe(*pair, options, name) for pair in pairs]))

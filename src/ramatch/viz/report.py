@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -57,16 +58,19 @@ def write_report(
     path = Path(out_path)
 
     def write(temporary: Path) -> None:
+        head, tail = _frame(title)
         with open(temporary, "w", encoding="utf-8") as file:
-            file.write(_head(title))
+            file.write(head)
             for prediction, image in _pairs(predictions, images):
                 entries = prediction.to_dict(top=top, maps=maps and prediction.plan is not None)["labels"]
                 name = html.escape(Path(prediction.source).name if prediction.source else "image", quote=True)
-                file.write(_card(name, _picture(image, name, max_side), prediction.grid))
-                file.writelines(_label(entry, threshold) for entry in entries)
-                file.write("</ol>\n</article>\n")
-            file.write('</main>\n<p id="nothing" hidden>No image has this label.</p>\n')
-            file.write(f"<script>{_script()}</script>\n</body>\n</html>\n")
+                rows, columns = prediction.grid
+                file.write(f'<article class="card" data-grid="{rows} {columns}">\n')
+                file.write(
+                    f'<div class="heat">{_picture(image, name, max_side)}</div>\n<h2 title="{name}">{name}</h2>\n'
+                )
+                file.writelines(["<ol>\n", *(_label(entry, threshold) for entry in entries), "</ol>\n</article>\n"])
+            file.write(tail)
 
     try:
         write_atomic(path, write)
@@ -86,49 +90,30 @@ def _pairs(predictions: Iterable[Prediction], images: Iterable[Any] | None) -> I
         yield prediction, image  # type: ignore[misc]
 
 
-def _head(title: str) -> str:
-    style, script, shown = _read(_SHARED / "base.css", _PARTS / "report.css"), _script(), html.escape(title)
-    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{shown}</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<div class="line"><h1>{shown}</h1>
-<button class="button" id="theme" type="button" aria-label="Switch between light and dark">◐</button></div>
-<div class="find"><label class="hush" for="filter">Show images with this label</label>
-<input class="field" id="filter" type="search" placeholder="Show images with…" autocomplete="off">
-<p id="count" role="status" aria-live="polite"></p></div>
-<ul id="common" aria-label="Most frequent labels"></ul>
-</header>
-<main id="cards">
-"""
-
-
-def _card(name: str, picture: str, grid: tuple[int, int]) -> str:
-    return f"""<article class="card" data-grid="{grid[0]} {grid[1]}">
-<div class="heat">{picture}</div>
-<h2 title="{name}">{name}</h2>
-<ol>
-"""
+def _frame(title: str) -> tuple[str, str]:
+    """The page before its cards and after them."""
+    parts = {
+        "title": html.escape(title),
+        "style": _read(_SHARED / "base.css", _PARTS / "report.css"),
+        "script": _read(_SHARED / "theme.js", _SHARED / "heat.js", _PARTS / "report.js"),
+    }
+    inline = f"style-src {_hash(parts['style'])}; script-src {_hash(parts['script'])}"
+    policy = f"default-src 'none'; img-src data:; {inline}; base-uri 'none'"
+    before, after = _read(_PARTS / "report.html").split("$cards")
+    return Template(before).substitute(parts, policy=policy), Template(after).substitute(parts)
 
 
 def _label(entry: dict[str, Any], threshold: float | None) -> str:
     label, p = html.escape(entry["label"], quote=True), entry["probability"]
     below = " below" if threshold is not None and p < threshold else ""
     grid = f' data-map="{_bytes(entry["map"])}"' if "map" in entry else ""
+    percent = "&lt;1 %" if 0 < p < 0.005 else f"{100 * p:.0f} %"
     return (
         f'<li><button type="button" class="label{below}" aria-pressed="false" '
         f'data-p="{p:.4f}" data-label="{label}"{grid}>'
         f'<span class="name" title="{label}">{label}</span>'
         f'<span class="track" aria-hidden="true"><span class="fill"></span></span>'
-        f'<span class="value">{_percent(p)}</span></button></li>\n'
+        f'<span class="value">{percent}</span></button></li>\n'
     )
 
 
@@ -148,14 +133,6 @@ def _picture(image: Any, name: str, max_side: int) -> str:
 def _bytes(heat: list[list[float]]) -> str:
     """A map (H, W) in [0, 1] as base64 of one byte per region, row by row."""
     return base64.b64encode(np.rint(np.clip(heat, 0, 1) * 255).astype(np.uint8).tobytes()).decode()
-
-
-def _percent(probability: float) -> str:
-    return "&lt;1 %" if 0 < probability < 0.005 else f"{100 * probability:.0f} %"
-
-
-def _script() -> str:
-    return _read(_SHARED / "theme.js", _SHARED / "heat.js", _PARTS / "report.js")
 
 
 def _read(*paths: Path) -> str:
