@@ -38,23 +38,6 @@ class PRF:
         return cls(float(precision), float(recall), harmonic_mean(precision, recall))
 
 
-@dataclass(frozen=True)
-class ThresholdMetrics:
-    """CP, CR, CF1 (means over classes; CF1 is the harmonic mean of CP and CR), OP, OR, OF1 (over all pairs).
-
-    `macro_f1` is the mean of the classes' own F1 (scikit-learn's `macro`), which is not CF1.
-    """
-
-    per_class: PRF
-    overall: PRF
-    macro_f1: float
-
-    def to_dict(self) -> dict[str, float]:
-        c, o = self.per_class, self.overall
-        means = {"CP": c.precision, "CR": c.recall, "CF1": c.f1, "OP": o.precision, "OR": o.recall, "OF1": o.f1}
-        return {**means, "macro_F1": self.macro_f1}
-
-
 def as_array(x: Array) -> np.ndarray:
     """numpy view where possible; half precision (unknown to numpy, or slow there) becomes fp32."""
     if isinstance(x, torch.Tensor):
@@ -102,31 +85,33 @@ def topk_mask(scores: Array, k: int) -> np.ndarray:
     return picked
 
 
+def micro(predicted: np.ndarray, targets: np.ndarray) -> PRF:
+    """Over all pairs (n, N) bool counted together."""
+    hits, said, true = (int(np.count_nonzero(x)) for x in (predicted & targets, predicted, targets))
+    return PRF.of(hits / max(said, 1), hits / max(true, 1))
+
+
 def at_k(scores: Array, targets: Array, k: int) -> PRF:
     """P@k, R@k, F1@k, micro: each image's k best labels are predicted, then all pairs counted together."""
     s, t = check(scores, targets)
-    return count(topk_mask(s, k), t).overall
+    return micro(topk_mask(s, k), t)
 
 
-def at_threshold(scores: Array, targets: Array, threshold: float = 0.5) -> ThresholdMetrics:
-    """CP/CR/CF1 and OP/OR/OF1 when every label with score >= threshold is predicted."""
+def at_threshold(scores: Array, targets: Array, threshold: float = 0.5) -> dict[str, float]:
+    """CP, CR, CF1 (means over classes; CF1 is the harmonic mean of CP and CR) and OP, OR, OF1 (over all pairs), when
+    every label with score >= threshold is predicted; a class without predictions has precision 0.
+
+    `macro_F1` is the mean of the classes' own F1 (scikit-learn's `macro`), which is not CF1.
+    """
     s, t = check(scores, targets)
-    return count(s >= threshold, t)
-
-
-def count(predicted: np.ndarray, targets: np.ndarray) -> ThresholdMetrics:
-    """The same for predictions already made (n, N) bool; a class without predictions has precision 0."""
-    hits = np.count_nonzero(predicted & targets, axis=0).astype(np.float64)
-    said = np.count_nonzero(predicted, axis=0)
-    true = np.count_nonzero(targets, axis=0)
+    predicted = s >= threshold
+    hits, said, true = (np.count_nonzero(x, axis=0).astype(np.float64) for x in (predicted & t, predicted, t))
     has = true > 0
-    if not has.any():
-        nothing = PRF(0.0, 0.0, 0.0)
-        return ThresholdMetrics(nothing, nothing, 0.0)
-    overall = PRF.of(hits.sum() / max(said.sum(), 1), hits.sum() / true.sum())
-    precision, recall = hits[has] / np.maximum(said[has], 1), hits[has] / true[has]
-    macro = float((2 * hits[has] / (said[has] + true[has])).mean())
-    return ThresholdMetrics(PRF.of(precision.mean(), recall.mean()), overall, macro)
+    over_all = micro(predicted, t)
+    by_class = PRF.of(mean_over(hits / np.maximum(said, 1), has), mean_over(hits / np.maximum(true, 1), has))
+    means = {"CP": by_class.precision, "CR": by_class.recall, "CF1": by_class.f1}
+    means |= {"OP": over_all.precision, "OR": over_all.recall, "OF1": over_all.f1}
+    return {**means, "macro_F1": mean_over(2 * hits / np.maximum(said + true, 1), has)}
 
 
 def average_precision(scores: Array, targets: Array) -> np.ndarray:

@@ -99,7 +99,7 @@ def evaluate_scores(
             values[f"mAP_{key}"] = metrics.mean_over(ap[columns], has[columns])
         values["mAP_H"] = metrics.harmonic_mean(values["mAP_seen"], values["mAP_unseen"])
     if threshold is not None:
-        values.update(metrics.at_threshold(s, t, threshold).to_dict())
+        values.update(metrics.at_threshold(s, t, threshold))
     return Report(
         values={key: 100.0 * value for key, value in values.items()},
         average_precisions={name: 100.0 * float(a) if h else None for name, a, h in zip(names, ap, has, strict=True)},
@@ -122,7 +122,7 @@ def _at_ks(s: np.ndarray, t: np.ndarray, ks: Sequence[int]) -> dict[str, float]:
     best = {k: metrics.topk_mask(s, k) for k in ks}
     for suffix, rows in (("", slice(None)), ("_tagged", np.any(t, axis=1))):
         for k, predicted in best.items():
-            prf = metrics.count(predicted[rows], t[rows]).overall
+            prf = metrics.micro(predicted[rows], t[rows])
             values |= {f"P@{k}{suffix}": prf.precision, f"R@{k}{suffix}": prf.recall, f"F1@{k}{suffix}": prf.f1}
     return values
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ramatch.errors import RamatchError
 from ramatch.evaluation._tables import format_table
-from ramatch.evaluation.metrics import Array, as_array, count
+from ramatch.evaluation.metrics import Array, as_array, micro
 
 _CLIP = 1e-7  # log loss of a certain and wrong answer: -log(1e-7), not infinity
 _COLUMNS = ("ECE", "ECE_mass", "classwise_ECE", "Brier", "log_loss", "F1@0.5", "F1@threshold", "best_F1")
@@ -149,7 +149,7 @@ def calibration_table(report: dict[str, Any], *, markdown: bool = False) -> str:
 
 
 def _numbers(p: np.ndarray, t: np.ndarray, threshold: float) -> dict[str, Any]:
-    at_half, at_chosen = (count(p >= limit, t).overall for limit in (0.5, threshold))
+    at_half, at_chosen = (micro(p >= limit, t) for limit in (0.5, threshold))
     best_threshold, best = best_f1(p, t)
     return {
         "ECE": ece(p, t),

@@ -61,7 +61,8 @@ def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAP
     version = getattr(ramatch, "__version__", "0")
     app = FastAPI(title="ramatch", version=version, description=about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    _add_errors(app)
+    for kind in (ApiError, RamatchError, HTTPException, ClientGone, Exception):
+        app.add_exception_handler(kind, _answer_error)
     _add_tagging(app, service)
     _add_vocabularies(app, service)
     _add_operations(app, service)
@@ -226,32 +227,19 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-def _add_errors(app: FastAPI) -> None:
-    def answer(error: ApiError) -> Response:
-        return JSONResponse(error.to_dict(), error.status, error.headers)
-
-    @app.exception_handler(ApiError)
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return answer(error)
-
-    @app.exception_handler(RamatchError)
-    async def ramatch_error(request: Request, error: RamatchError) -> Response:
-        return answer(ApiError("refused_by_model", str(error)))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=499)  # nobody reads it; the metrics count it
+    if isinstance(error, RamatchError):
+        error = ApiError("refused_by_model", str(error))
+    elif isinstance(error, HTTPException):
         code = "method_not_allowed" if error.status_code == 405 else "not_found"
         message = f"{request.method} {request.url.path[:120]}: {error.detail}"
-        return answer(ApiError(code, message, headers=error.headers))
-
-    @app.exception_handler(ClientGone)
-    async def client_gone(request: Request, error: ClientGone) -> Response:
-        return Response(status_code=499)  # nobody reads it; the metrics count it
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
+        error = ApiError(code, message, headers=error.headers)
+    elif not isinstance(error, ApiError):
         log.error("unexpected error", exc_info=error)
-        return answer(ApiError("internal", "an unexpected error"))
+        error = ApiError("internal", "an unexpected error")
+    return error.response()
 
 
 def _body(model: type[Any], *, files: int = 0, text: bool = False) -> dict[str, Any]:

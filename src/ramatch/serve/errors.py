@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from starlette.responses import JSONResponse
+
 # code: (status, what to do about it)
 ERRORS = {
     "bad_json": (400, "send one JSON object, encoded as UTF-8"),
@@ -60,6 +62,9 @@ class ApiError(Exception):
 
     def to_dict(self) -> dict[str, dict[str, str]]:
         return {"error": {"code": self.code, "message": self.message, "hint": self.hint}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.to_dict(), self.status, self.headers)
 
 
 def draining() -> ApiError:

@@ -8,7 +8,6 @@ import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramatch.serve.errors import ApiError
@@ -55,8 +54,7 @@ class Guard:
             if refusal is None:
                 await self.app(scope, receive, answer)
             else:
-                response = JSONResponse(refusal.to_dict(), refusal.status, refusal.headers)
-                await response(scope, receive, answer)
+                await refusal.response()(scope, receive, answer)
         finally:
             # Only known routes become label values: strangers must not be able to invent series.
             route = getattr(scope.get("route"), "path", "other")
