@@ -83,9 +83,9 @@ def test_sums_per_class_and_overall():
     score = Localization(tolerance=0)
     box = Truth(SIZE, boxes=np.array([[0, 0, 10, 10]]))
     wide = Truth(SIZE, boxes=np.array([[0, 0, 80, 40]]))
-    score.add(["cat", "dog"], np.stack([spot(0, 0), spot(3, 3)]), [box, wide])
-    score.add(["cat"], spot(1, 1)[None], [box])
-    score.add([], np.zeros((0, 4, 8)), [])
+    score.add("cat", spot(0, 0), box)
+    score.add("dog", spot(3, 3), wide)
+    score.add("cat", spot(1, 1), box)
     result = score.result()
     assert result["pairs"] == 3
     assert result["per_class"]["cat"]["pointing"] == 50
@@ -106,7 +106,7 @@ def test_sums_per_class_and_overall():
         (lambda: Truth(SIZE, boxes=np.zeros((0, 4))), "x0 < x1"),
         (lambda: Truth(SIZE, boxes=np.array([[5, 5, 5, 9]])), "x0 < x1"),
         (lambda: pointing_game(np.full((2, 2), np.nan), Truth(SIZE, boxes=np.array([[0, 0, 1, 1]]))), "finite"),
-        (lambda: Localization().add(["a"], np.ones((2, 3, 3)), []), "do not fit"),
+        (lambda: Localization().add("a", np.ones((2, 3, 3)), Truth(SIZE, boxes=np.array([[0, 0, 1, 1]]))), r"\(h, w\)"),
     ],
 )
 def test_bad_calls_are_named(call, message):

@@ -84,7 +84,7 @@ def map_iou(heat: Array, truth: Truth, *, threshold: float = 0.5) -> float:
 
 @dataclass
 class Localization:
-    """Adds up images: `add` each with its maps, then `result` in percent, per class and overall.
+    """Adds up pairs of image and label: `add` each, then `result` in percent, per class and overall.
 
     `chance` is the share of the image that the truth covers, which a map that knows nothing gets as mass inside; a
     map that always points at the centre gets `centre` in the pointing game. A score means something above these.
@@ -96,20 +96,16 @@ class Localization:
 
     KEYS = ("pointing", "mass", "IoU", "centre", "chance")
 
-    def add(self, labels: Sequence[str], maps: Array, truths: Sequence[Truth]) -> None:
-        """Maps (n labels, h, w) of the labels present in one image, each with its truth."""
-        stack = as_array(maps)
-        if stack.ndim != 3 or not len(labels) == len(stack) == len(truths):
-            raise RamatchError(f"{len(labels)} labels, maps {stack.shape} and {len(truths)} truths do not fit together")
-        for label, heat, truth in zip(labels, stack, truths, strict=True):
-            numbers = (
-                pointing_game(heat, truth, tolerance=self.tolerance),
-                mass_inside(heat, truth),
-                map_iou(heat, truth, threshold=self.threshold),
-                pointing_game(np.ones((1, 1)), truth, tolerance=self.tolerance),
-                float(truth.region().mean()),
-            )
-            self._pairs.setdefault(label, []).append(numbers)
+    def add(self, label: str, heat: Array, truth: Truth) -> None:
+        """The map (h, w) of a label that is present in an image."""
+        numbers = (
+            pointing_game(heat, truth, tolerance=self.tolerance),
+            mass_inside(heat, truth),
+            map_iou(heat, truth, threshold=self.threshold),
+            pointing_game(np.ones((1, 1)), truth, tolerance=self.tolerance),
+            float(truth.region().mean()),
+        )
+        self._pairs.setdefault(label, []).append(numbers)
 
     def result(self) -> dict[str, Any]:
         """{"pointing", ... : mean over pairs, "class_pointing", ...: mean over classes, "per_class", "pairs"}."""
@@ -168,9 +164,9 @@ def localize(
         images = [record.load() for record, _ in batch]
         predictions = recognizer.predict(images, maps=True, matcher=matcher)
         for (record, boxes), image, prediction in zip(batch, images, predictions, strict=True):
-            maps = np.stack([prediction.heatmap(label, kind=kind) for label in boxes])
-            truths = [Truth(record.size or image.size, boxes=np.array(corners)) for corners in boxes.values()]
-            total.add(list(boxes), maps, truths)
+            for label, corners in boxes.items():
+                truth = Truth(record.size or image.size, boxes=np.array(corners))
+                total.add(label, prediction.heatmap(label, kind=kind), truth)
         if progress:
             print(f"\r{start + len(batch)}/{len(chosen)} images", end="", file=sys.stderr)
     if progress:

@@ -54,7 +54,7 @@ async def read_body(request: Request, settings: ServeSettings, charge: Callable[
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal():
         raise ApiError("bad_length", "Content-Length is not a number")
-    if int(declared) > cap:
+    if len(declared) > 15 or int(declared) > cap:
         raise too_large
 
     async def read() -> bytes:
