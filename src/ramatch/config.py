@@ -12,6 +12,13 @@ from typing import Any
 
 from .errors import RamatchError
 
+MATCHERS = {
+    "kcot": "KCOT (RAM)",
+    "ot": "Optimal transport",
+    "bipartite": "Bipartite",
+    "average": "Average",
+    "reweight": "Re-weighting",
+}
 CHOICES = {
     "combine": ("mean", "sum"),
     "tss_input": ("before", "after"),
@@ -19,7 +26,7 @@ CHOICES = {
     "tss_init": ("default", "zero"),
     "mask_conv": ("depthwise", "full"),
     "prompts": ("none", "deep", "coop", "dualcoop"),
-    "matcher": ("kcot", "ot", "bipartite", "average", "reweight"),
+    "matcher": tuple(MATCHERS),
     "teacher": ("labels", "regions"),
     "teacher_floor": ("image", "batch"),
     "stop": ("marginal", "scaling"),
@@ -27,15 +34,6 @@ CHOICES = {
     "score": ("softmax", "cosine", "joint", "partial"),
     "pixels": ("backbone", "half"),
     "pooled": ("frozen", "adapted"),
-}
-
-# What people call the matchers, on the web page and in pictures.
-MATCHER_TITLES = {
-    "kcot": "KCOT",
-    "ot": "Optimal transport",
-    "bipartite": "Bipartite",
-    "average": "Average",
-    "reweight": "Re-weighting",
 }
 
 

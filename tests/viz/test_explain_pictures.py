@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from ramatch.config import MATCHERS
 from ramatch.errors import RamatchError
 from ramatch.viz import (
     _sheet,
@@ -142,7 +143,7 @@ def test_comparison_has_green_and_red_cells(image):
     cells = [cell for cell in cells if cell in (_sheet.GREEN_CELL, _sheet.RED_CELL, _sheet.PLAIN_CELL)]
     green, red = _sheet.GREEN_CELL, _sheet.RED_CELL
     assert cells == [green, red, green, green, green, green]
-    assert {"Re-weighting", "KCOT", "other label 2", "dog"} <= set(texts(figure))
+    assert {MATCHERS["reweight"], MATCHERS["kcot"], "other label 2", "dog"} <= set(texts(figure))
     assert len(photos(figure)) == 2
     plain = compare_matchers(matchers(), image)
     assert not [p for p in plain.findobj(Rectangle) if to_hex(p.get_facecolor()) in (green, red)]

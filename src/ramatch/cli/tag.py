@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ..config import CHOICES
+from ..config import MATCHERS
 from ..errors import RamatchError
 from ._shared import add_labels, add_model, cleaning_up, count, labels_of, load_recognizer, share
 
@@ -41,7 +41,7 @@ def add_verbs(verbs: Any) -> None:
     add("--out", metavar="F", help="write to a file instead of standard output")
     add("--maps", action="store_true", help="with json or jsonl: each label's region map")
     add("--report", metavar="F.html", help="also write one self-contained page with images, labels and maps")
-    add("--matcher", choices=CHOICES["matcher"], help="instead of the model's own")
+    add("--matcher", choices=MATCHERS, help="instead of the model's own")
     add("--batch-size", type=count, default=16, metavar="N")
     add("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)

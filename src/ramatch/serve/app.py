@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import ramatch
 from ramatch import assets
-from ramatch.config import CHOICES, MATCHER_TITLES
+from ramatch.config import MATCHERS
 from ramatch.errors import RamatchError
 from ramatch.serve import limits, schema
 from ramatch.serve.errors import ERRORS, ApiError, draining
@@ -164,8 +164,8 @@ def _add_operations(app: FastAPI, service: Service) -> None:
             "model": str(recognizer.name),
             "device": str(recognizer.device),
             "calibrated": bool(recognizer.calibrated),
-            "matchers": list(CHOICES["matcher"]),
-            "matcher_titles": MATCHER_TITLES,
+            "matchers": list(MATCHERS),
+            "matcher_titles": MATCHERS,
             "matcher": service.matcher,
             "default_vocabulary": service.default_labels()[0],
             "own_labels": list(service.own_labels),

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ramatch.assets import parse_labels
-from ramatch.config import CHOICES
+from ramatch.config import MATCHERS
 from ramatch.serve.errors import ApiError
 from ramatch.serve.settings import ServeSettings
 
@@ -32,7 +32,7 @@ class TagOptions(_Request):
     )
     threshold: float | None = Field(None, ge=0, le=1, description="Only labels with at least this probability")
     maps: bool = Field(False, description="Add each label's region map, rows of values in [0, 1]")
-    matcher: Literal[CHOICES["matcher"]] | None = Field(  # type: ignore[name-defined, valid-type]
+    matcher: Literal[tuple(MATCHERS)] | None = Field(  # type: ignore[valid-type]
         None, description="How regions are matched with labels; the model's own when absent"
     )
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS, description="Give up after this many milliseconds")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from ramatch.config import MATCHER_TITLES
+from ramatch.config import MATCHERS
 from ramatch.errors import RamatchError
 from ramatch.viz import _sheet as s
 from ramatch.viz._blocks import glowing, require_plan, verdict
@@ -67,7 +67,7 @@ class Comparison:
         sheet.text(x + _NAMES - 0.1, below + 0.42, note, 8.5, ha="right", color=s.MUTED)
         left = x + _NAMES
         for name, matrix in zip(self.predictions, self._matrices, strict=True):
-            title = MATCHER_TITLES.get(name, name)
+            title = MATCHERS.get(name, name)
             sheet.text(left + wide / 2, y + 0.13, title, 11.5, ha="center", fontweight="bold")
             matrix.draw(sheet, left, y + _TITLE, wide)
             plan = require_plan(matrix.prediction)
