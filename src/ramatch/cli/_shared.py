@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..assets import parse_labels, vocabulary, vocabulary_names
+from ..config import MATCHERS
 from ..errors import RamatchError
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_device(parser: Any) -> None:
     what = "cpu, cuda, cuda:1, … (default: cuda where there is one)"
     parser.add_argument("--device", type=_device, metavar="D", help=what)
+
+
+def add_matcher(parser: Any) -> None:
+    parser.add_argument("--matcher", choices=tuple(MATCHERS), help="instead of the model's own")
 
 
 def add_labels(parser: argparse.ArgumentParser) -> None:

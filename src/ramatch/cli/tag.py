@@ -13,9 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ..config import MATCHERS
 from ..errors import RamatchError
-from ._shared import add_labels, add_model, cleaning_up, count, labels_of, load_recognizer, share
+from ._shared import add_labels, add_matcher, add_model, cleaning_up, count, labels_of, load_recognizer, share
 
 if TYPE_CHECKING:
     from ..prediction import Prediction
@@ -34,14 +33,15 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or globs")
     add_labels(parser)
     add_model(parser)
-    add = parser.add_argument_group("output").add_argument
+    group = parser.add_argument_group("output")
+    add = group.add_argument
     add("--top", type=count, metavar="K", help=f"at most K labels per image (default: {TOP} without --threshold)")
     add("--threshold", type=share, metavar="P", help="only labels with at least this probability")
     add("--format", choices=FORMATS, default="table")
     add("--out", metavar="F", help="write to a file instead of standard output")
     add("--maps", action="store_true", help="with json or jsonl: each label's region map")
     add("--report", metavar="F.html", help="also write one self-contained page with images, labels and maps")
-    add("--matcher", choices=MATCHERS, help="instead of the model's own")
+    add_matcher(group)
     add("--batch-size", type=count, default=16, metavar="N")
     add("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)

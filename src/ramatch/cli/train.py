@@ -7,8 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ..config import MATCHERS
-from ._shared import add_device, add_model, count
+from ._shared import add_device, add_matcher, add_model, count
 
 
 def add_verbs(verbs: Any) -> None:
@@ -42,7 +41,7 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--seen", metavar="F", help="seen labels, a text file")
     parser.add_argument("--unseen", metavar="F", help="unseen labels, a text file")
     parser.add_argument("--preset", default="ramatch", help="for a plain CLIP: ramatch, paper or reference")
-    parser.add_argument("--matcher", choices=MATCHERS, help="instead of the model's own")
+    add_matcher(parser)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"))
     parser.add_argument("--batch-size", type=count, default=64, metavar="N")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that decode images; 0: none")
