@@ -202,6 +202,22 @@ def test_long_lists_are_refused_by_their_length_not_element_by_element(client: T
     assert client.post("/v1/tag", json={"image": encoded(), "labels": commas}).status_code == 200
 
 
+@pytest.mark.parametrize("field", ["labels", "image", "text"])
+def test_text_of_millions_of_words_is_not_taken_apart(client: TestClient, field: str) -> None:
+    words = "abcd " * 1_600_000
+    tracemalloc.start()
+    if field == "labels":
+        refused(client.post("/v1/tag", json={"image": encoded(), "labels": [words]}), 422, "label_too_long")
+    elif field == "image":
+        refused(client.post("/v1/tag", json={"image": words, "labels": ["a"]}), 415, "unsupported_format")
+    else:
+        text = {"Content-Type": "text/plain"}
+        refused(client.put("/v1/vocabularies/x", content=words, headers=text), 422, "label_too_long")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(words)  # as separate words they would be larger than that
+
+
 def test_text_that_cannot_be_sent_back(client: TestClient) -> None:
     """JSON can spell half a surrogate pair, which no answer in UTF-8 can repeat."""
 

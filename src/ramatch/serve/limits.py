@@ -137,6 +137,6 @@ def _from_base64(text: str) -> bytes:
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n\v\f"), validate=True)
     except (binascii.Error, ValueError):
         raise ApiError("bad_base64", "'image' is not base64") from None

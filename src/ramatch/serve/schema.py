@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -158,7 +158,9 @@ def parse_vocabulary(kind: str, body: bytes, settings: ServeSettings) -> list[st
     if kind != "text/plain":
         return parse_json(VocabularyRequest, body, settings).labels
     _check_parts(body.count(b"\n") + body.count(b"\r"), settings)
-    return parse_labels(body.decode("utf-8", "replace").splitlines())
+    lines = body.decode("utf-8", "replace").splitlines()
+    _check_lengths(lines, settings, 10)
+    return parse_labels(lines)
 
 
 def parse(model: type[M], data: Any) -> M:
@@ -192,19 +194,26 @@ def check_labels(labels: list[str], settings: ServeSettings) -> tuple[str, ...]:
     """Labels without surplus spaces, empties and repeats, within the limits."""
     if len(labels) > 4 * settings.max_labels:  # don't tidy a list that can only be refused
         raise _too_many(len(labels), settings)
+    _check_lengths(labels, settings, 10)  # likewise: a long one would fall into millions of words
     tidy = dict.fromkeys(" ".join(label.split()) for label in labels)
     tidy.pop("", None)
     for label in tidy:
         if not label.isprintable():
             raise ApiError("bad_label", f"the label {label[:40]!a} has characters that cannot be printed")
-        if len(label) > settings.max_label_chars:
-            hint = f"use at most {settings.max_label_chars} characters a label"
-            raise ApiError("label_too_long", f"the label '{label[:40]}…' has {len(label)} characters", hint=hint)
+    _check_lengths(tidy, settings)
     if not tidy:
         raise ApiError("no_labels", "'labels' holds no label")
     if len(tidy) > settings.max_labels:
         raise _too_many(len(tidy), settings)
     return tuple(tidy)
+
+
+def _check_lengths(labels: Iterable[str], settings: ServeSettings, times: int = 1) -> None:
+    """Refuse labels of more than `times` the characters that a tidy one may have."""
+    for label in labels:
+        if len(label) > times * settings.max_label_chars:
+            hint = f"use at most {settings.max_label_chars} characters a label"
+            raise ApiError("label_too_long", f"the label '{label[:40]}…' has {len(label)} characters", hint=hint)
 
 
 def image_count(count: int, settings: ServeSettings) -> ApiError:
