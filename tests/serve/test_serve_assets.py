@@ -27,10 +27,6 @@ def test_unknown_vocabulary_names_the_known_ones() -> None:
         assets.vocabulary("../secrets")
 
 
-def test_label_files_may_have_comments_blank_lines_and_a_byte_order_mark() -> None:
-    assert assets.parse_labels(["\ufeffcat", "# no", "", "  wild   cat ", "cat"]) == ["cat", "wild cat"]
-
-
 def test_photographs_are_small_and_their_licences_listed() -> None:
     paths = assets.photo_paths()
     assert 6 <= len(paths) <= 10

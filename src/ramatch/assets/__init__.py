@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from ramatch.errors import RamatchError
+from ramatch.labels import read_labels
 
 _HERE = Path(__file__).parent
-
-
-def parse_labels(lines: Iterable[str]) -> list[str]:
-    """Labels of a vocabulary file: one per line, `#` begins a comment line, repeats dropped, order kept."""
-    labels: dict[str, None] = {}
-    for line in lines:
-        label = " ".join(line.strip().lstrip("\ufeff").split())
-        if label and not label.startswith("#"):
-            labels.setdefault(label)
-    return list(labels)
 
 
 def vocabulary_names() -> list[str]:
@@ -29,7 +19,7 @@ def vocabulary(name: str) -> list[str]:
     """Labels of a bundled vocabulary."""
     if name not in vocabulary_names():
         raise RamatchError(f"there is no bundled vocabulary '{name}'; there are: {', '.join(vocabulary_names())}")
-    return parse_labels((_HERE / "vocabularies" / f"{name}.txt").read_text(encoding="utf-8").splitlines())
+    return list(read_labels(_HERE / "vocabularies" / f"{name}.txt").names)
 
 
 def photo_paths() -> list[Path]:

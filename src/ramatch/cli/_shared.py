@@ -7,14 +7,15 @@ import contextlib
 import math
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..assets import parse_labels, vocabulary, vocabulary_names
+from ..assets import vocabulary, vocabulary_names
 from ..config import MATCHERS
 from ..errors import RamatchError
+from ..labels import parse_labels, read_labels
 
 if TYPE_CHECKING:
     from ..recognizer import Recognizer
@@ -42,31 +43,26 @@ def add_matcher(parser: Any) -> None:
 def add_labels(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("labels (choose one)")
     one = group.add_mutually_exclusive_group()
-    one.add_argument("--labels", metavar="A,B,C", help="labels separated by commas")
-    one.add_argument("--labels-file", metavar="F", help="text file with one label per line")
+    one.add_argument("--labels", metavar="A,B,C", help="labels separated by commas, or a file of them")
+    one.add_argument("--labels-file", metavar="F", help="file with one label per line, or a CSV")
     one.add_argument("--vocabulary", metavar="V", help=f"a bundled list: {', '.join(vocabulary_names())}")
 
 
 def labels_of(arguments: argparse.Namespace) -> list[str]:
-    """The labels the user named. Typed twice is a slip worth saying; in a file a repeated line counts once."""
+    """The labels the user named; what was merged is said on stderr."""
     if arguments.labels is not None:
-        found, where = split(arguments.labels), "--labels"
-        for label in found:
-            if found.count(label) > 1:
-                raise RamatchError(f"{where} has '{label}' twice; each label must be there once")
+        found, where = parse_labels(arguments.labels), "--labels"
     elif arguments.labels_file is not None:
-        where = arguments.labels_file
-        try:
-            found = parse_labels(Path(where).read_text(encoding="utf-8").splitlines())
-        except UnicodeDecodeError:
-            raise RamatchError(f"{where}: not a UTF-8 text file; it should have one label per line") from None
+        found, where = read_labels(arguments.labels_file), arguments.labels_file
     elif arguments.vocabulary is not None:
-        found, where = vocabulary(arguments.vocabulary), f"vocabulary {arguments.vocabulary}"
+        return vocabulary(arguments.vocabulary)
     else:
         raise RamatchError("no labels: give --labels A,B,C or --labels-file F or --vocabulary everyday")
-    if not found:
+    if not found.names:
         raise RamatchError(f"{where} has no label in it")
-    return found
+    for note in found.notes:
+        print(f"ramatch: note: {note}", file=sys.stderr)
+    return list(found.names)
 
 
 def split(text: str) -> list[str]:

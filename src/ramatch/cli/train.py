@@ -230,15 +230,16 @@ def run_align(arguments: argparse.Namespace) -> int:
 
 
 def run_adapt(arguments: argparse.Namespace) -> int:
-    from ..assets import parse_labels, vocabulary, vocabulary_names
+    from ..assets import vocabulary, vocabulary_names
     from ..data import read_classes
+    from ..labels import read_labels
     from ..train.adapt import adapt_folder, settings_from
 
     fit, ram = settings_from(arguments.overrides, arguments.preset)
     background: list[str] = []
     if arguments.background is not None:
         bundled = arguments.background in vocabulary_names()
-        background = vocabulary(arguments.background) if bundled else parse_labels(read_classes(arguments.background))
+        background = vocabulary(arguments.background) if bundled else list(read_labels(arguments.background).names)
     report = adapt_folder(
         arguments.backbone, arguments.captions, arguments.data, arguments.out, images_roots=arguments.images_root,
         split=arguments.split, exclude=read_classes(arguments.exclude) if arguments.exclude else (), ram=ram, config=fit,

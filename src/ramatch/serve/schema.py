@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ramatch.assets import parse_labels
 from ramatch.config import MATCHERS
+from ramatch.errors import RamatchError
+from ramatch.labels import SEPARATORS, merge_labels, parse_page, split_labels
 from ramatch.serve.errors import ApiError
 from ramatch.serve.settings import ServeSettings
 
@@ -146,8 +146,8 @@ def parse_form(fields: Mapping[str, list[str]], settings: ServeSettings) -> TagO
     for key, values in fields.items():
         values = [value for value in values if value.strip()]
         if key == "labels" and values:
-            _check_parts(sum(value.count(mark) for value in values for mark in ",\n\r"), settings)
-            data[key] = [label for value in values for label in split_labels(value)]
+            _check_parts(sum(value.count(mark) for value in values for mark in SEPARATORS), settings)
+            data[key] = [label for value in values for label in form_labels(value)]
         elif values:
             data[key] = values[-1].strip()
     return parse(TagOptions, data)
@@ -158,9 +158,9 @@ def parse_vocabulary(kind: str, body: bytes, settings: ServeSettings) -> list[st
     if kind != "text/plain":
         return parse_json(VocabularyRequest, body, settings).labels
     _check_parts(body.count(b"\n") + body.count(b"\r"), settings)
-    lines = body.decode("utf-8", "replace").splitlines()
-    _check_lengths(lines, settings, 10)
-    return parse_labels(lines)
+    text = body.decode("utf-8", "replace")
+    _check_lengths(text.splitlines(), settings, 10)
+    return _typed(lambda page: list(parse_page(page).names), text)
 
 
 def parse(model: type[M], data: Any) -> M:
@@ -176,18 +176,25 @@ def parse(model: type[M], data: Any) -> M:
         raise ApiError("bad_field", f"'{where[:80]}': {first['msg']}", hint=fields) from None
 
 
-def split_labels(text: str) -> list[str]:
-    """'cat, dog', one label per line, or a JSON array of strings."""
-    if text.lstrip().startswith("["):
-        try:
-            labels = json.loads(text)
-        except (ValueError, RecursionError):
-            labels = None
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            wrong = "'labels' begins like a JSON array but is not an array of strings"
-            raise ApiError("bad_field", wrong, hint='send ["cat", "dog"], or: cat, dog')
-        return labels
-    return re.split(r"[,\n\r]+", text)
+def form_labels(text: str) -> list[str]:
+    """Labels as people type them, or a JSON array of strings."""
+    if not text.lstrip().startswith("["):
+        return _typed(split_labels, text)
+    try:
+        labels = json.loads(text)
+    except (ValueError, RecursionError):
+        labels = None
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        wrong = "'labels' begins like a JSON array but is not an array of strings"
+        raise ApiError("bad_field", wrong, hint='send ["cat", "dog"], or: cat, dog')
+    return labels
+
+
+def _typed(read: Callable[[str], list[str]], text: str) -> list[str]:
+    try:
+        return read(text)
+    except RamatchError as error:
+        raise ApiError("bad_field", f"'labels': {error}") from None
 
 
 def check_labels(labels: list[str], settings: ServeSettings) -> tuple[str, ...]:
@@ -195,8 +202,7 @@ def check_labels(labels: list[str], settings: ServeSettings) -> tuple[str, ...]:
     if len(labels) > 4 * settings.max_labels:  # don't tidy a list that can only be refused
         raise _too_many(len(labels), settings)
     _check_lengths(labels, settings, 10)  # likewise: a long one would fall into millions of words
-    tidy = dict.fromkeys(" ".join(label.split()) for label in labels)
-    tidy.pop("", None)
+    tidy = merge_labels(labels).names
     for label in tidy:
         if not label.isprintable():
             raise ApiError("bad_label", f"the label {label[:40]!a} has characters that cannot be printed")
@@ -205,7 +211,7 @@ def check_labels(labels: list[str], settings: ServeSettings) -> tuple[str, ...]:
         raise ApiError("no_labels", "'labels' holds no label")
     if len(tidy) > settings.max_labels:
         raise _too_many(len(tidy), settings)
-    return tuple(tidy)
+    return tidy
 
 
 def _check_lengths(labels: Iterable[str], settings: ServeSettings, times: int = 1) -> None:

@@ -30,8 +30,31 @@ function choice() {
   return { vocabulary: value };
 }
 
+// The same rules as labels.py: separators outside quotes, white space in order, repeats merged whatever their case.
+const CLOSING = { '"': '"', "'": "'", "“": "”", "‘": "’", "«": "»" };
+
 function splitLabels(text) {
-  return [...new Set(text.split(/[,\n\r]+/).map((s) => s.trim().replace(/\s+/g, " ")).filter(Boolean))];
+  const labels = [];
+  let current = "", closing = "";
+  for (const character of text) {
+    if (closing) {
+      if (character === closing) closing = "";
+      else current += character;
+    } else if (",;|\t\n\r".includes(character)) {
+      labels.push(current);
+      current = "";
+    } else if (CLOSING[character] && !current.trim()) closing = CLOSING[character];
+    else current += character;
+  }
+  return mergeLabels([...labels, current]);
+}
+
+function mergeLabels(labels) {
+  const first = new Map();
+  for (const label of labels.map((s) => s.replace("\ufeff", "").trim().replace(/\s+/g, " "))) {
+    if (label && !first.has(label.toLowerCase())) first.set(label.toLowerCase(), label);
+  }
+  return [...first.values()];
 }
 
 async function tag() {
@@ -302,8 +325,9 @@ $("matcher").addEventListener("change", tag);
 $("labels-file").addEventListener("change", async () => {
   const file = $("labels-file").files[0];
   if (!file) return;
-  const lines = (await file.text()).split(/[\n\r]+/).filter((line) => !line.trim().startsWith("#"));
-  state.fileLabels = splitLabels(lines.length === 1 ? lines[0] : lines.map((line) => line.replaceAll(",", " ")).join("\n"));
+  const text = await file.text(), table = /\.(csv|tsv)$/i.test(file.name);
+  const lines = text.split(/[\n\r]+/).filter((line) => line.trim() && !line.trim().startsWith("#"));
+  state.fileLabels = table || lines.length === 1 ? splitLabels(lines.join("\n")) : mergeLabels(lines);
   state.fileName = file.name;
   $("file-name").textContent = `${file.name}: ${state.fileLabels.length} labels`;
   tag();
