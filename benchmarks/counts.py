@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramatch.config import RAMConfig
-from ramatch.modeling.towers import TowerConfig
+from ramatch.modeling.backbone import TowerConfig
 
 
 def operations(c: TowerConfig, dim: int, config: RAMConfig, labels: int) -> dict[str, float]:

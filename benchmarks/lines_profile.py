@@ -148,7 +148,7 @@ def _train_parts(
 ) -> dict[str, Callable[[], object]]:
     """Calls that each do one part of the step; "both" is forward and backward."""
     backbone, regions = ram.backbone, ram.region_set
-    pixels = ram.preprocess.normalise(images).to(bench.half)
+    pixels = ram.preprocess.normalize(images).to(bench.half)
     rest = range(regions.first, len(backbone.vision.blocks))
     with torch.no_grad():
         stem = regions.stem(backbone, pixels)
@@ -160,7 +160,7 @@ def _train_parts(
 
     def guiding() -> Tensor:
         with torch.no_grad(), torch.autocast(bench.device.type, enabled=False):
-            return regions.climb(backbone, stem, rest, alone=True).local(1.0)
+            return regions.run_layers(backbone, stem, rest, alone=True).local(1.0)
 
     def student() -> list[Tensor]:
         out, _ = regions.trunk(backbone, stem)
@@ -185,7 +185,7 @@ def _train_parts(
         return [ram.encode_labels(names).unit]
 
     return {
-        "normalise": lambda: ram.preprocess.normalise(images).to(bench.half),
+        "normalise": lambda: ram.preprocess.normalize(images).to(bench.half),
         "frozen prefix": lambda: regions.stem(backbone, pixels),
         "teacher's layers": guiding,
         "student's layers": student,

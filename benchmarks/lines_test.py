@@ -142,7 +142,7 @@ def _agreement(bench: Bench, ram: RAM, labels: Labels, preset: str) -> Iterator[
     images = random_images(8, bench.pixels, bench.device, 1)[0]
     scale = len(labels) if ram.config.plan_scale == "one" else 1
     with torch.no_grad():
-        plain = ram.recognise(ram.trunk(ram.preprocess.normalise(images)), labels)
+        plain = ram.recognize(ram.trunk(ram.preprocess.normalize(images)), labels)
         scores = ram.score(plain)
         for dtype in dict.fromkeys((torch.float32, bench.half)):
             found = FastRAM(ram, labels, batch_size=8, dtype=dtype)(images)
@@ -161,8 +161,8 @@ def _unfused(bench: Bench, ram: RAM, labels: Labels, preset: str, batch: int) ->
     images = bench.images(batch)
 
     def plain() -> Tensor:
-        pixels = ram.preprocess.normalise(next(images)).to(ram.backbone.dtype)
-        return ram.score(ram.recognise(ram.trunk(pixels), labels))
+        pixels = ram.preprocess.normalize(next(images)).to(ram.backbone.dtype)
+        return ram.score(ram.recognize(ram.trunk(pixels), labels))
 
     with torch.no_grad():
         rate = bench.rate(plain, batch)
@@ -226,7 +226,7 @@ def _retag(bench: Bench, ram: RAM, batch: int) -> Iterator[Row]:
     engine = FastRAM(ram, bench.vocabulary(), batch_size=batch)
     images = random_images(batch, bench.pixels, bench.device, 1)[0]
     kept = engine.trunk(images)
-    again, afresh = bench.rate(lambda: engine.recognise(kept), batch), bench.rate(lambda: engine(images), batch)
+    again, afresh = bench.rate(lambda: engine.recognize(kept), batch), bench.rate(lambda: engine(images), batch)
     size = sum(t.numel() * t.element_size() for t in kept.tensors) / batch / 1e6
     yield row(
         f"retagging kept trunks, batch {batch}", again, "img/s", baseline=afresh, baseline_what="tagging afresh",

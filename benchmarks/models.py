@@ -16,7 +16,7 @@ from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ramatch.modeling.ram import RAM, Labels
 from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.towers import TowerConfig
+from ramatch.modeling.backbone import TowerConfig
 
 from .measure import Row, seconds_per_call
 

@@ -250,7 +250,7 @@ def test_without_calibration_probabilities_are_relative_to_the_vocabulary(preset
         found = recognizer.predict(photo)
         assert not found.calibrated
         with torch.no_grad():
-            pixels = ram.preprocess.normalise(ram.preprocess.resize(photo)[None])
+            pixels = ram.preprocess.normalize(ram.preprocess.resize(photo)[None])
             output = ram(pixels, labels)
             image, region = output.image / ram.tau_global, output.region / ram.tau_region
             expected = (image.softmax(-1) + region.softmax(-1))[0] / 2
@@ -277,7 +277,7 @@ def test_calibrated_probabilities_are_used_where_there_are_any(tmp_path, calibra
     assert found.calibrated
     ram = recognizer.ram
     with torch.no_grad():
-        output = ram(ram.preprocess.normalise(ram.preprocess.resize(picture())[None]), LABELS)
+        output = ram(ram.preprocess.normalize(ram.preprocess.resize(picture())[None]), LABELS)
     features = torch.stack([output.image, output.region, output.best], -1)
     np.testing.assert_allclose(found.probabilities, np.asarray(calibrator(features))[0], atol=1e-5)
     assert abs(found.probabilities.sum() - 1) > 0.1

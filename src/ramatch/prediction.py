@@ -56,6 +56,10 @@ class Prediction:
             if value is not None and value.shape != shape:
                 raise ValueError(f"{name} has shape {value.shape}, expected {shape}")
 
+    def __repr__(self) -> str:
+        best = ", ".join(f"{tag.label} {tag.probability:.2f}" for tag in self.top(3))
+        return f"Prediction({self.source or 'image'}: {best}{', …' if len(self.labels) > 3 else ''}; {len(self.labels)} labels)"
+
     def tags(self) -> list[Tag]:
         """All labels, best first; ties in the order of the vocabulary."""
         order = np.argsort(-self.scores, kind="stable")
@@ -112,21 +116,14 @@ class Prediction:
 
     def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
         """Plain data for JSON: the chosen labels with probability and score, and their maps if asked for."""
-        tags = self.tags()
-        if threshold is not None:
-            tags = [tag for tag in tags if tag.probability >= threshold]
-        if top is not None:
-            tags = tags[:top]
-        entries = []
-        for tag in tags:
-            entry: dict[str, Any] = {
-                "label": tag.label,
-                "probability": round(tag.probability, 4),
-                "score": round(tag.score, 5),
-            }
-            if maps:
-                entry["map"] = self.heatmap(tag.label).astype(float).round(3).tolist()
-            entries.append(entry)
+        tags = self.tags() if threshold is None else self.above(threshold)
+        entries: list[dict[str, Any]] = [
+            {"label": tag.label, "probability": round(tag.probability, 4), "score": round(tag.score, 5)}
+            for tag in tags[:top]
+        ]
+        if maps:
+            for entry in entries:
+                entry["map"] = self.heatmap(entry["label"]).astype(float).round(3).tolist()
         out: dict[str, Any] = {"image": self.source, "labels": entries, "calibrated": self.calibrated}
         if self.size is not None:
             out["width"], out["height"] = self.size

@@ -31,7 +31,7 @@ def test_counted_operations_run(changes) -> None:
         FlopCounterMode(display=False, custom_mapping=inplace) as counter,
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     ):
-        engine.path.recognise(engine.path.trunk(random_images(2, (64, 64), CPU, 1)[0]), engine._need())
+        engine.path.recognize(engine.path.trunk(random_images(2, (64, 64), CPU, 1)[0]), engine._need())
     counted = sum(operations(TINY_VISION, 64, config, 64).values())
     # the mask's little convolution is left out on paper
     assert 2 * counted == pytest.approx(counter.get_total_flops(), rel=1e-3)

@@ -30,7 +30,7 @@ def alive(ram):
 
 def plain(ram, pixels, labels):
     with torch.no_grad():
-        output = ram.recognise(ram.trunk(ram.preprocess.normalise(pixels)), labels)
+        output = ram.recognize(ram.trunk(ram.preprocess.normalize(pixels)), labels)
         return output, ram.score(output)
 
 
@@ -162,8 +162,8 @@ def test_kept_trunks_with_other_vocabularies() -> None:
         labels = encode(ram, names)
         engine.set_labels(labels)
         assert engine.labels == tuple(names)
-        close(engine.recognise(kept).scores, plain(ram, pixels, labels)[1])
-        close(engine.recognise(kept[1:3]).scores, plain(ram, pixels, labels)[1][1:3])
+        close(engine.recognize(kept).scores, plain(ram, pixels, labels)[1])
+        close(engine.recognize(kept[1:3]).scores, plain(ram, pixels, labels)[1][1:3])
     copy = kept.clone()
     assert all(
         torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(copy.tensors, kept.tensors, strict=True)
@@ -229,7 +229,7 @@ def test_graphs_are_kept_per_size_and_filled_each_time() -> None:
     for names, made in ((LABELS[::-1], 4), (LABELS[:2], 5)):  # another vocabulary; one of another size
         other = encode(ram, names)
         engine.set_labels(other)
-        close(engine.recognise(trunk).scores, plain(ram, pixels[:4], other)[1])
+        close(engine.recognize(trunk).scores, plain(ram, pixels[:4], other)[1])
         assert len(recorder.made) == made
     close(engine(pixels[4:5]).scores, plain(ram, pixels[4:5], other)[1])
 
@@ -311,4 +311,4 @@ def test_graphs_on_the_gpu(name: str) -> None:
     assert engine.why_eager is None
     kept = engine.trunk(pixels[:3])
     engine.set_labels(encode(ram, LABELS[::-1]))
-    assert (engine.recognise(kept).scores.flip(-1) - eager(pixels[:3]).scores).abs().max() < 1e-3
+    assert (engine.recognize(kept).scores.flip(-1) - eager(pixels[:3]).scores).abs().max() < 1e-3

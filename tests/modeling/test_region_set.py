@@ -12,7 +12,7 @@ from tiny_models import backbone, close, counted, pixels, tiny_ram
 from ramatch.config import PRESETS, preset
 from ramatch.errors import RamatchError
 from ramatch.modeling.ram import RAM
-from ramatch.modeling.region_set import TSS, Trunk
+from ramatch.modeling.ram import TSS, Trunk
 
 LABELS = ["cat", "red traffic light", "kite"]
 
@@ -219,8 +219,8 @@ def test_trunk_rows_and_concatenation():
         parts = Trunk.cat([ram.trunk(images[:1]), ram.trunk(images[1:])])
         labels = ram.encode_labels(LABELS)
         assert len(whole) == len(parts) == 3
-        close(ram.recognise(parts, labels).region, ram.recognise(whole, labels).region)
-        close(ram.recognise(whole[1:2], labels).region, ram.recognise(whole, labels).region[1:2])
+        close(ram.recognize(parts, labels).region, ram.recognize(whole, labels).region)
+        close(ram.recognize(whole[1:2], labels).region, ram.recognize(whole, labels).region[1:2])
 
 
 def test_pedestrian_crops():
@@ -268,7 +268,7 @@ def test_new_vocabulary_runs_no_layer():
         trunk = ram.trunk(pixels())
         labels = ram.encode_labels(["dog", "bicycle"])
         with counted(ram.backbone.vision.blocks) as calls:
-            ram.recognise(trunk, labels)
+            ram.recognize(trunk, labels)
             assert not calls
 
 

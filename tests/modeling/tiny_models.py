@@ -14,7 +14,7 @@ from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.modeling.ram import RAM
 from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.towers import TowerConfig
+from ramatch.modeling.backbone import TowerConfig
 
 VOCAB = 80
 WORDS = (

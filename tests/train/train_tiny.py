@@ -18,7 +18,7 @@ from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.towers import TowerConfig
+from ramatch.modeling.backbone import TowerConfig
 from ramatch.train.config import TrainConfig
 
 # a few labels and what is known of five pictures

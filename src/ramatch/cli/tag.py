@@ -58,7 +58,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..recognizer import predict_files
+    from ..batching import predict_files
 
     if arguments.maps and arguments.format not in ("json", "jsonl"):
         raise RamatchError("--maps needs --format json or jsonl: a table has no room for maps")

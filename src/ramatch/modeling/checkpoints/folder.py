@@ -22,7 +22,7 @@ from ..backbone import Backbone
 from ..preprocess import Preprocess
 from ..ram import RAM
 from ..tokenizer import Tokenizer
-from ..towers import TowerConfig
+from ..backbone import TowerConfig
 
 FORMAT = "ramatch"
 VERSION = 1

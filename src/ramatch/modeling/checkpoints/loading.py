@@ -21,7 +21,7 @@ from ...errors import RamatchError
 from ..backbone import Backbone
 from ..preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ..tokenizer import Tokenizer
-from ..towers import TowerConfig
+from ..backbone import TowerConfig
 from . import names as _names
 
 ACTS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}

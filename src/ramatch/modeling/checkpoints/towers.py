@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import RamatchError
 from ..preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from ..tokenizer import Tokenizer
-from ..towers import TowerConfig
+from ..backbone import TowerConfig
 from . import names as _names
 from .loading import (
     _act,
