@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ramatch.config import RAMConfig, preset
-from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.backbone import Backbone, TowerConfig
 from ramatch.modeling.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ramatch.modeling.ram import RAM, Labels
 from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.backbone import TowerConfig
 
 from .measure import Row, seconds_per_call
 

@@ -17,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).parent / "modeling"))
 from tiny_models import backbone, counted, tiny_ram
 
 from ramatch import Recognizer
+from ramatch.batching import predict_files
 from ramatch.data.images import ImageError
 from ramatch.errors import RamatchError
 from ramatch.evaluation.calibration import Calibrator
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.matching import MATCHERS
-from ramatch.recognizer import predict_files
 
 LABELS = ["cat", "dog", "traffic light", "kite", "person riding a bicycle"]
 BACKGROUND = tuple("red blue large small old riding traffic light photo the in very".split())
@@ -168,10 +168,10 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_used():
         assert [runs(a), runs(b), runs(a), runs(c)] == [True, True, False, True]
         assert [runs(a), runs(b)] == [False, True]  # b was used longest ago, so it had to go
     recognizer.predict([picture(i) for i in range(10, 17)])
-    assert len(recognizer._trunks) == 2
-    for trunk in recognizer._trunks.values():  # a slice would keep its whole batch in memory
-        for tensor in (trunk.image, trunk.local, *trunk.taps):
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    assert len(recognizer.trunks) == 2
+    assert recognizer.trunks.tensors
+    for tensor in recognizer.trunks.tensors:  # a slice would keep its whole batch in memory
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def test_batches_of_seen_new_and_repeated_images():
@@ -196,7 +196,7 @@ def test_another_vocabulary_or_matcher_for_one_call_changes_nothing_else():
     assert far(recognizer.predict(photo, matcher="average"), before)
     assert recognizer.labels == tuple(LABELS)
     with pytest.raises(RuntimeError, match="boom"):
-        recognizer._recognise(None, _Boom(), "ot")  # type: ignore[arg-type]
+        recognizer.predict(photo, vocabulary=_Boom(), matcher="ot")  # type: ignore[arg-type]
     assert recognizer.ram.config is config
     same(recognizer.predict(photo), before)
 
@@ -369,8 +369,8 @@ def test_files_are_streamed_with_a_bounded_look_ahead(tmp_path):
         picture(i, (36, 36)).save(path)
     recognizer = make()
     decoded: list[str] = []
-    load = recognizer._load
-    recognizer._load = lambda image: decoded.append(str(image)) or load(image)  # type: ignore[method-assign]
+    load = recognizer.load
+    recognizer.load = lambda image: decoded.append(str(image)) or load(image)  # type: ignore[method-assign]
     stream = predict_files(recognizer, paths, batch_size=3)
     first = next(stream)
     stream.close()

@@ -181,5 +181,5 @@ def test_scaling_rule_stops_the_batch_together():
 
 
 def test_unknown_matcher():
-    with pytest.raises(RamatchError, match="'matcher' is 'hungarian'; it must be one of kcot, ot"):
+    with pytest.raises(RamatchError, match="'matcher' must be one of kcot, ot.*, got 'hungarian'"):
         CONFIG.replace(matcher="hungarian")

@@ -11,8 +11,7 @@ from tiny_models import backbone, close, pixels, tiny_ram
 
 from ramatch.config import PRESETS, preset
 from ramatch.modeling.losses import LOSSES
-from ramatch.modeling.ram import RAM, Labels
-from ramatch.modeling.ram import Trunk
+from ramatch.modeling.ram import RAM, Labels, Trunk
 
 NAMES = ["cat", "red traffic light", "kite", "dog"]
 TARGETS = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0]])

@@ -11,8 +11,7 @@ from tiny_models import backbone, close, counted, pixels, tiny_ram
 
 from ramatch.config import PRESETS, preset
 from ramatch.errors import RamatchError
-from ramatch.modeling.ram import RAM
-from ramatch.modeling.ram import TSS, Trunk
+from ramatch.modeling.ram import RAM, TSS, Trunk
 
 LABELS = ["cat", "red traffic light", "kite"]
 
@@ -109,7 +108,7 @@ def test_saa_is_value_attention_per_head(kind):
     block = model.vision.blocks[2]
     x = torch.randn(2, 17, 64)
     expected = torch.stack([naive_saa(block, one) for one in x])
-    close(block.self_aware(block.values(x)), expected)
+    close(block.self_aware(block.project(x)[2]), expected)
     close(block.self_aware(block.project(x)[2], slice(1, None)), expected[:, 1:])
     without = torch.stack([naive_saa(block, one[1:]) for one in x])
     assert (without - expected[:, 1:]).abs().max() > 1e-3
@@ -166,7 +165,7 @@ def test_tss_against_loops(mode, conv, grid):
         bn.running_var.uniform_(0.5, 2)
     patches, labels = torch.randn(2, grid[0] * grid[1], 48), torch.randn(5, 24)
     expected = naive_tss(tss, patches, grid, labels)
-    close(tss(patches, grid, labels), expected)
+    close(tss(*tss.streams(patches, grid), grid, labels), expected)
     assert tss.mask.weight.shape == ((2, 2, 3, 3) if conv == "full" else (2, 1, 3, 3))
 
 
@@ -184,9 +183,7 @@ def test_zero_start_leaves_the_frozen_regions():
 def test_part_of_what_tss_learned_outside_training():
     ram = tiny_ram("ramatch", "dual", tss_init="default")
     labels = F.normalize(torch.randn(4, ram.backbone.dim), dim=-1)
-    unprojected = SimpleNamespace(
-        visual_projection=lambda x: x, vision=SimpleNamespace(norm=lambda x: x)
-    )  # so shares add up
+    unprojected = SimpleNamespace(project=lambda x: x)  # so shares add up
 
     def regions(share: float, training: bool = False) -> torch.Tensor:
         part = RAM(ram.backbone, ram.config.replace(tss_share=share))

@@ -10,11 +10,10 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers, processors
 
 from ramatch.config import RAMConfig, preset
-from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.backbone import Backbone, TowerConfig
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.modeling.ram import RAM
 from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.backbone import TowerConfig
 
 VOCAB = 80
 WORDS = (
@@ -81,9 +80,9 @@ def pixels(batch: int = 2, height: int = 32, width: int = 32, seed: int = 5) -> 
 
 @contextmanager
 def counted(blocks):
-    """Counter of calls per layer of a tower (through its fused projection, whichever step is used)."""
+    """Counter of calls per layer of a tower (through its feed-forward part, whichever step is used)."""
     calls: Counter[int] = Counter()
-    hooks = [block.qkv.register_forward_hook(lambda *_, i=i: calls.update([i])) for i, block in enumerate(blocks)]
+    hooks = [block.fc1.register_forward_hook(lambda *_, i=i: calls.update([i])) for i, block in enumerate(blocks)]
     try:
         yield calls
     finally:

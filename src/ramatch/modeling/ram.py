@@ -126,11 +126,12 @@ class RegionSet(nn.Module):
         self.weight = 0.5 if config.combine == "mean" and self.tss and config.saa_layers != 0 else 1.0
 
     @torch.no_grad()
-    def stem(self, backbone: Backbone, pixels: Tensor) -> Streams:
+    def stem(self, backbone: Backbone, pixels: Tensor, *, class_only: bool = False) -> Streams:
         """Pixels (B, 3, H, W) → state before the first layer that learns; constant per image, so it may be kept."""
         grid = backbone.vision.grid(*pixels.shape[-2:])
         with _own_type(backbone, pixels):
-            return self.run_layers(backbone, Streams(backbone.vision.embed(pixels), grid), range(self.first))
+            x = backbone.vision.embed(pixels)
+            return self.run_layers(backbone, Streams(x, grid), range(self.first), class_only=class_only)
 
     def trunk(
         self, backbone: Backbone, pixels: Tensor | Streams, *, teacher: bool = False
@@ -140,12 +141,12 @@ class RegionSet(nn.Module):
         The stem runs once for student and teacher; from there on the teacher follows its own main stream, because visual
         prompts make the student's differ.
         """
-        stem = pixels if isinstance(pixels, Streams) else self.stem(backbone, pixels)
         rest = range(self.first, len(backbone.vision.blocks))
         # where nobody reads the last layer's patches (TSS comes before it, the global feature is the class token), it need not
         # compute them
         pooled = backbone.global_pool == "cls+mean" and self.config.pooled == "frozen"
         read = pooled or self.config.saa_layers == 0 or (bool(self.tss) and self.config.tss_input == "after")
+        stem = pixels if isinstance(pixels, Streams) else self.stem(backbone, pixels, class_only=not read)
         with _own_type(backbone, stem.x):
             main = self.run_layers(backbone, stem, rest, prompts=True, class_only=not read)
         # projecting the class token alone is cheaper; the patches join only where the global feature wants them

@@ -1,19 +1,24 @@
-"""Where users meet FastRAM: Recognizer and scoring give the plain path's numbers, keep trunks, and know when not to use it."""
+"""Where users meet the fused copy: Recognizer and scoring give the plain modules' numbers, and keep trunks."""
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent / "modeling"))
+
 from tiny_models import tiny_ram
 
 from ramatch import Recognizer
 from ramatch.data.annotations import Annotations
 from ramatch.evaluation.calibration import Calibrator
-from ramatch.modeling.fast import FastRAM, suits
+from ramatch.modeling.graph import GraphedRAM
 from ramatch.train.evaluation import collect_scores
 
 LABELS = ["cat", "dog", "traffic light", "kite", "rain"]
@@ -44,8 +49,8 @@ def same(ours, plain) -> None:
 def engines(monkeypatch):
     """Counts batches of images that engines see."""
     seen: list[int] = []
-    own = FastRAM.trunk
-    monkeypatch.setattr(FastRAM, "trunk", lambda self, images: seen.append(len(images)) or own(self, images))
+    own = GraphedRAM.trunk
+    monkeypatch.setattr(GraphedRAM, "trunk", lambda self, images: seen.append(len(images)) or own(self, images))
     return seen
 
 
@@ -60,38 +65,34 @@ def test_predictions_are_those_of_the_plain_path(device, calibrated, engines):
         )
     fast, plain = make(True, device, calibrator), make(False, device, calibrator)
     pictures = [picture(i) for i in range(7)]
+    wanted = plain.predict(pictures, batch_size=3)
+    engines.clear()
     for _ in range(3):  # on a GPU a graph takes over
-        same(fast.predict(pictures, batch_size=3), plain.predict(pictures, batch_size=3))
+        same(fast.predict(pictures, batch_size=3), wanted)
     assert engines == [3, 3, 1]  # kept trunks do the rest
     fresh = [picture(i) for i in range(20, 25)]
-    same(fast.predict([pictures[0], *fresh]), plain.predict([pictures[0], *fresh]))
-    assert engines[3:] == [5]
+    same(fast.predict([pictures[0], *fresh]), [wanted[0], *plain.predict(fresh)])
+    assert engines[3:] == [5, 5]  # one of them the plain one's
     other = fast.encode_vocabulary(["rain", "kite", "cat"])
     same(fast.predict(pictures, vocabulary=other), plain.predict(pictures, vocabulary=other))
-    same(fast.predict(pictures), plain.predict(pictures))
-    assert engines[4:] == []
+    same(fast.predict(pictures), wanted)
+    assert engines[5:] == []
 
 
-def test_maps_and_other_matchers_take_the_plain_path(engines):
+def test_maps_and_other_matchers(engines):
     fast, plain = make(True), make(False)
-    shown = fast.predict(picture(0), maps=True)
-    np.testing.assert_allclose(shown.plan, plain.predict(picture(0), maps=True).plan)
-    np.testing.assert_allclose(
-        fast.predict(picture(0), matcher="average").scores, plain.predict(picture(0), matcher="average").scores
-    )
-    assert engines == []
-    fast.predict(picture(0), matcher=fast.ram.config.matcher)
-    assert engines == [1]
+    shown, wanted = (r.predict(picture(0), maps=True) for r in (fast, plain))
+    np.testing.assert_allclose(shown.plan, wanted.plan, atol=1e-5)
+    np.testing.assert_allclose(shown.similarities, wanted.similarities, atol=1e-5)
+    for matcher in (None, "average", "reweight", "ot", fast.ram.config.matcher):
+        same([fast.predict(picture(0), matcher=matcher)], [plain.predict(picture(0), matcher=matcher)])
+    assert engines == [1, 1]  # one trunk for each of the two, whatever was asked for
 
 
-def test_when_it_suits():
-    ram = tiny_ram("ramatch")
-    assert suits(ram, True)
-    assert not suits(ram, False)
-    assert suits(ram) == (ram.backbone.device.type == "cuda")
-    ram.config = ram.config.replace(matcher="average")
-    assert not suits(ram, True)
-    assert not suits(tiny_ram("reference"), True)  # stops a batch together
+def test_by_default_on_a_gpu():
+    assert not Recognizer(tiny_ram("ramatch")).fast
+    if torch.cuda.is_available():
+        assert Recognizer(tiny_ram("ramatch").cuda()).fast
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -113,15 +114,30 @@ def annotations(folder) -> Annotations:
     return read_annotations(folder / "labels.csv")
 
 
+@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_threads_with_vocabularies_of_their_own(device):
-    """The engine holds one vocabulary at a time; callers do not notice."""
-    fast, plain = make(True, device), make(False, device)
-    words = [fast.encode_vocabulary(names) for names in (LABELS, LABELS[::-1], LABELS[1:])]
-    wanted = [plain.predict([picture(i) for i in range(3)], vocabulary=w) for w in words]
-    with ThreadPoolExecutor(6) as pool:
-        found = list(
-            pool.map(lambda i: fast.predict([picture(j) for j in range(3)], vocabulary=words[i % 3]), range(30))
-        )
+def test_eight_threads_with_matchers_and_vocabularies_of_their_own(device, fast):
+    """All share one recognizer, and each gets the answers of one thread alone, probabilities, plan and all."""
+    shared, alone = make(fast, device, cache=2), make(fast, device, cache=0)
+    names = (LABELS, LABELS[::-1], LABELS[1:], ["rain", "old kite"])
+    matchers = (None, "ot", "average", "reweight", "kcot")
+    cases = [(n, m, maps) for n in names for m in matchers for maps in (False, True)]
+
+    def ask(recognizer, case):
+        labels, matcher, maps = case
+        templates = ["A {}.", "the {} in the rain"] if maps else None
+        words = recognizer.encode_vocabulary(labels, templates=templates)
+        return recognizer.predict([picture(j) for j in range(3)], vocabulary=words, matcher=matcher, maps=maps)
+
+    wanted = [ask(alone, case) for case in cases]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda case: ask(shared, case), cases * 3))
     for i, predictions in enumerate(found):
-        same(predictions, wanted[i % 3])
+        expected = wanted[i % len(cases)]
+        for ours, one in zip(predictions, expected, strict=True):
+            assert ours.labels == one.labels
+            np.testing.assert_allclose(ours.scores, one.scores, atol=1e-5)
+            np.testing.assert_allclose(ours.probabilities, one.probabilities, atol=1e-5)
+            assert (ours.plan is None) == (one.plan is None)
+            if one.plan is not None:
+                np.testing.assert_allclose(ours.plan, one.plan, atol=1e-5)
