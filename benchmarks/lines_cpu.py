@@ -18,8 +18,10 @@ from PIL import Image
 from ramatch import assets
 from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import save_ram
-from ramatch.modeling.fast import FastRAM
-from ramatch.recognizer import Recognizer, bundled_model
+from ramatch.modeling.checkpoints.loading import bundled_model
+from ramatch.modeling.fuse import fuse
+from ramatch.modeling.graph import GraphedRAM
+from ramatch.recognizer import Recognizer
 
 from .measure import Row, row
 from .models import SIZES, Bench, Line, label_names, random_images, random_ram, word_tokenizer
@@ -57,9 +59,9 @@ def line_tag(bench: Bench) -> Iterator[Row]:
         note=f"{torch.get_num_threads()} threads, {len(pictures)} photographs, best of three turns", ours=ours, theirs=theirs,
     )  # fmt: skip
     images = random_images(8, recognizer.ram.preprocess.size, bench.device, 1)[0]
-    engine = FastRAM(recognizer.ram, recognizer.vocabulary, batch_size=8)
+    engine = GraphedRAM(fuse(recognizer.ram), recognizer.vocabulary, batch_size=8)
     yield row(
-        "the same from pixels in memory, FastRAM, CPU", max(_rate(lambda: engine(images), 8) for _ in range(3)), "img/s"
+        "the same from pixels in memory, fused, CPU", max(_rate(lambda: engine(images), 8) for _ in range(3)), "img/s"
     )
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ramatch.data.transforms import Normalize
-from ramatch.modeling.fast import FastRAM
+from ramatch.modeling.fuse import fuse
+from ramatch.modeling.graph import GraphedRAM
 from ramatch.modeling.ram import RAM
 from ramatch.train.config import OptimConfig
 from ramatch.train.ema import EMA
@@ -31,21 +32,21 @@ def line_train(bench: Bench) -> Iterator[Row]:
 
 
 def train_step(bench: Bench, ram: RAM, names: Sequence[str]) -> GraphedStep:
-    """The loop's step from uint8 images on: normalise, forward, loss, backward, clip, AdamW and SGD, temperatures, EMA."""
+    """The loop's step from uint8 images on: normalize, forward, loss, backward, clip, AdamW and SGD, temperatures, EMA."""
     optim = OptimConfig()
     parameters = trainable(ram)
     temperatures, ema = Temperatures(parameters, optim.temperature_floor), EMA(ram, optim.ema_decay)
-    step, label_set = Step(ram, tuple(names), "mmc", None), ram.label_set
-    normalise = Normalize(ram.preprocess.mean, ram.preprocess.std).to(bench.device)
+    step = Step(ram, tuple(names), "mmc", None)
+    normalize = Normalize(ram.preprocess.mean, ram.preprocess.std).to(bench.device)
 
     def forward(images: Tensor, targets: Tensor) -> Tensor:
         half = bench.half != torch.float32
         with torch.autocast(bench.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
-            return step(normalise(images).to(bench.half), targets)
+            return step(normalize(images).to(bench.half), targets)
 
     return GraphedStep(
         forward, build_optimizers(parameters, optim), parameters=parameters.values(), clip_norm=optim.clip_norm,
-        after=(temperatures.clamp, ema.update), holds=lambda: (label_set._padded, label_set._teacher),
+        after=(temperatures.clamp, ema.update), holds=ram.label_set.constants,
     )  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def line_vocabulary(bench: Bench) -> Iterator[Row]:
     images = random_images(bench.batches[0], bench.pixels, bench.device, 1)[0]
     fresh = iter([label_names(count, seed) for seed in range(1, 20)])  # made beforehand; each is used once
     with torch.no_grad():
-        engine = FastRAM(ram, ram.encode_labels(label_names(count)), batch_size=bench.batches[0])
+        engine = GraphedRAM(fuse(ram), ram.encode_labels(label_names(count)), batch_size=bench.batches[0])
         engine(images)
         ready = host_seconds(lambda: engine.set_labels(ram.encode_labels(next(fresh))), bench.device)
         ids = torch.randint(1, text.config.vocab, (count, text.config.context), device=bench.device)
