@@ -34,7 +34,9 @@ def run_bench(checkout: Path, arguments: Sequence[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, "-m", module, *arguments, "--json", str(file)]
-        run = subprocess.run(command, cwd=checkout, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+        run = subprocess.run(
+            command, cwd=checkout, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        )
         if run.returncode or not file.is_file():
             raise RamatchError(f"{checkout}: its bench failed: {(run.stderr or run.stdout).strip()[-800:]}")
         return json.loads(file.read_text())["rows"]

@@ -49,7 +49,10 @@ def kind_of(kernel: str) -> str:
 def line_profile(bench: Bench) -> Iterator[Row]:
     """Where the time of one test batch goes: parts by timing, kernels by the profiler."""
     ram, batch = random_ram(bench.size, "paper", bench.device, text=False), bench.batches[1]
-    engine, labels = GraphedRAM(fuse(ram, bench.half), bench.vocabulary(), batch_size=batch, graph=False), bench.vocabulary()
+    engine, labels = (
+        GraphedRAM(fuse(ram, bench.half), bench.vocabulary(), batch_size=batch, graph=False),
+        bench.vocabulary(),
+    )
     images, own = random_images(batch, bench.pixels, bench.device, 1)[0], engine.ram
     with torch.inference_mode():
         trunk = own.trunk(images)
@@ -58,7 +61,9 @@ def line_profile(bench: Bench) -> Iterator[Row]:
             "trunk (embedding, layers, SAA, convolutions of TSS)": lambda: own.trunk(images),
             "of that, embedding": lambda: own.backbone.vision.embed(images),
             f"of that, convolutions of TSS, one of {count} layers": lambda: tss.streams(trunk.local, trunk.grid),
-            "regions (TSS with labels, norm, projection)": lambda: own.region_set.regions(own.backbone, trunk, labels.tss),
+            "regions (TSS with labels, norm, projection)": lambda: own.region_set.regions(
+                own.backbone, trunk, labels.tss
+            ),
             f"of that, one of {count} layers": lambda: tss(*trunk.streams[:2], trunk.grid, labels.tss),
             "similarities and matching": matching(own, trunk, labels),
         }

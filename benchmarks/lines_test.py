@@ -94,7 +94,9 @@ def line_reference(bench: Bench) -> Iterator[Row]:
 
 def _recognising(bench: Bench, preset: str) -> Iterator[Row]:
     ram, labels = random_ram(bench.size, preset, bench.device, text=False), bench.vocabulary()
-    if ram.config.stop == "scaling":  # it stops a batch together, which asks the host; as recognizing for speed would, each image
+    if (
+        ram.config.stop == "scaling"
+    ):  # it stops a batch together, which asks the host; as recognizing for speed would, each image
         ram = ram.with_config(ram.config.replace(stop="marginal", tol=1e-4))
     for batch in bench.batches:
         free(bench.device)

@@ -13,9 +13,9 @@ from torch.nn.functional import normalize
 
 from ramatch.config import RAMConfig, preset
 from ramatch.modeling.backbone import Backbone, TowerConfig
+from ramatch.modeling.checkpoints.tokenizer import Tokenizer
 from ramatch.modeling.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ramatch.modeling.ram import RAM, Labels
-from ramatch.modeling.tokenizer import Tokenizer
 
 from .measure import Row, seconds_per_call
 

@@ -72,7 +72,11 @@ def machine(device: torch.device) -> dict[str, str]:
     import transformers
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()}
+    versions = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
     return {"device": name, **versions, "threads": str(torch.get_num_threads())}
 
 
@@ -122,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds of one measurement")
     parser.add_argument("--compiled", action="store_true", help="also plain CLIP under torch.compile")
     parser.add_argument("--model", default=None, help="for the line `first`; default: the bundled one")
-    parser.add_argument("--baseline", default=None, metavar="DIR", help="a checkout to compare with, in turns, line by line")
+    parser.add_argument(
+        "--baseline", default=None, metavar="DIR", help="a checkout to compare with, in turns, line by line"
+    )
     parser.add_argument("--turns", type=int, default=2, metavar="N", help="of each side, with --baseline")
     parser.add_argument("--json", default=None, metavar="F", help="also write the rows to this file")
     args = parser.parse_args(argv)
@@ -134,7 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench_speed(args.device, lines, report=report, **options)
 
     def beside(report: Callable[[Row], None]) -> None:
-        same = ["--cap", str(args.cap), "--budget", str(args.budget), *(["--device", args.device] if args.device else [])]
+        same = [
+            "--cap",
+            str(args.cap),
+            "--budget",
+            str(args.budget),
+            *(["--device", args.device] if args.device else []),
+        ]
         for entry in compare(args.baseline, lines, turns=args.turns, arguments=same):
             report(entry)
 

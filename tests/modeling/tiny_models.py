@@ -11,9 +11,9 @@ from tokenizers import models, pre_tokenizers, processors
 
 from ramatch.config import RAMConfig, preset
 from ramatch.modeling.backbone import Backbone, TowerConfig
+from ramatch.modeling.checkpoints.tokenizer import Tokenizer
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.modeling.ram import RAM
-from ramatch.modeling.tokenizer import Tokenizer
 
 VOCAB = 80
 WORDS = (

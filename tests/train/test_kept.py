@@ -90,9 +90,8 @@ def test_views_are_the_image_its_mirror_and_crops():
 
 
 def test_taps_keep_their_order_beyond_ten_layers():
-    from ramatch.modeling.backbone import Backbone
+    from ramatch.modeling.backbone import Backbone, TowerConfig
     from ramatch.modeling.preprocess import Preprocess
-    from ramatch.modeling.backbone import TowerConfig
 
     vision = TowerConfig(16, 12, 2, 16, patch=8, image=16, stem_norm=True)
     ram = RAM(Backbone(vision, None, 8, Preprocess((16, 16))), preset("ramatch", adapted_layers=12, visual_prompts=0))

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import RamatchError
+from .checkpoints.tokenizer import Tokenizer
 from .kernels.ops import add_norm, layer_norm, quick_gelu
 from .preprocess import Preprocess
-from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class Backbone(nn.Module):
 
     def set_label_features(self, path: str | Path) -> None:
         """Fixed label features from a safetensors file: `features` (N, D) and a JSON list `labels` in its metadata."""
-        from .checkpoints.loading import read_label_features
+        from .checkpoints.files import read_label_features
 
         labels, features = read_label_features(path)
         if features.shape[1] != self.dim:

@@ -31,7 +31,13 @@ def fuse(ram: RAM, dtype: torch.dtype | None = None) -> RAM:
     shape = replace(own.vision.config, layer_scale=False, patch_bias=True)
     with torch.device("meta"):  # no weights yet
         backbone = Backbone(
-            shape, None, own.dim, own.preprocess, logit_scale=own.logit_scale, global_pool=own.global_pool, name=own.name
+            shape,
+            None,
+            own.dim,
+            own.preprocess,
+            logit_scale=own.logit_scale,
+            global_pool=own.global_pool,
+            name=own.name,
         )
         copy = RAM(backbone, ram.config, fused=True)
     state = _without_batch_norm(ram) | _without_layer_scale(own) | _without_normalization(ram)
@@ -76,7 +82,9 @@ def _without_batch_norm(ram: RAM) -> dict[str, Tensor]:
     for name, stream in ram.region_set.named_modules(prefix="region_set"):
         if not isinstance(stream, Stream):
             continue
-        mean, var, weight, bias = (state.pop(f"{name}.1.{k}").float() for k in ("running_mean", "running_var", "weight", "bias"))
+        mean, var, weight, bias = (
+            state.pop(f"{name}.1.{k}").float() for k in ("running_mean", "running_var", "weight", "bias")
+        )
         state.pop(f"{name}.1.num_batches_tracked")
         gain = weight * (var + stream[1].eps).rsqrt()  # type: ignore[operator]
         folded = state[f"{name}.0.weight"].float() * gain.view(-1, 1, 1, 1)

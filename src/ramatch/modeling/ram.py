@@ -308,7 +308,9 @@ class RAM(nn.Module):
         else:
             best = best or config.max_weight > 0 or config.best_share > 0
             unit = labels.directions.to(regions.dtype)
-            region, top = scores_without_plan(F.normalize(regions, dim=-1), unit, scale, config, best, self.workspace_mb)
+            region, top = scores_without_plan(
+                F.normalize(regions, dim=-1), unit, scale, config, best, self.workspace_mb
+            )
             region, top = region[:, :n], None if top is None else top[:, :n]
         if config.max_weight:
             region = torch.lerp(region, cast(Tensor, top), config.max_weight)

@@ -18,9 +18,9 @@ from torch import Tensor
 from ...config import preset
 from ...errors import RamatchError
 from ..ram import RAM
+from .files import read_tensors, take
 from .folder import load_adapters, save_ram
-from .loading import from_state_dict, read_tensors
-from .names import take
+from .openai import from_state_dict
 
 STUDENT, TEACHER = "clip_model.", "clip_model_teacher."
 VISION_BLOCK, TEXT_BLOCK = "visual.transformer.resblocks.{}.", "transformer.resblocks.{}."

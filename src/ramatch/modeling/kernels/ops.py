@@ -149,7 +149,9 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> 
     if kernels is None or (learning and (weight.requires_grad or bias.requires_grad)):
         x = x + y
         return x, layer_norm(x, weight, bias, eps)
-    return _AddNorm.apply(x, y, weight, bias, eps, kernels) if learning else kernels.forward(x, y, weight, bias, eps)[:2]
+    return (
+        _AddNorm.apply(x, y, weight, bias, eps, kernels) if learning else kernels.forward(x, y, weight, bias, eps)[:2]
+    )
 
 
 class _Norm(torch.autograd.Function):
