@@ -1,7 +1,8 @@
 """Before and after in one session: the bench of an older checkout and ours in turns, and the ratio of each line.
 
-`python -m benchmarks.speed --baseline DIR`, where DIR is a checkout that has the package under src/ and either `benchmarks/` beside
-it or, as older ones, `ramatch.bench` inside. Each turn of each side is a process of its own, so that nothing is shared.
+`python -m benchmarks.speed --baseline DIR`, where DIR is a checkout that has the package under src/ and either
+`benchmarks/` beside it or, as older ones, `ramatch.bench` inside. Each turn of each side is a process of its own, so
+that nothing is shared.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def compare(
     arguments: Sequence[str] = (),
     run: Callable[[Path, Sequence[str]], list[dict[str, Any]]] = run_bench,
 ) -> Iterator[Row]:
-    """Rows that both sides have, with the median of the turns of each: the value is ours, the baseline the old one's. Rows with a
-    target that only we have follow as they are."""
+    """Rows that both sides have, with the median of the turns of each: the value is ours, the baseline the old one's.
+    Rows with a target that only we have follow as they are."""
     old = Path(baseline).resolve()
     if not (old / "src" / "ramatch").is_dir():
         raise RamatchError(f"{baseline} is no checkout of ramatch: it has no src/ramatch")

@@ -25,10 +25,19 @@ TOP = 25  # kernels that are named, with their times, in the JSON
 KINDS = (
     ("attention", ("flash", "fmha", "attention", "sdpa")),
     ("convolutions", ("conv", "fprop", "cudnn")),
-    ("transport", (
-        "sinkhorn", "_solve_kernel", "_rows_kernel", "_columns_kernel", "_gather_kernel", "_test_kernel", "_polish_kernel",
-        "_peaks_kernel",
-    )),
+    (
+        "transport",
+        (
+            "sinkhorn",
+            "_solve_kernel",
+            "_rows_kernel",
+            "_columns_kernel",
+            "_gather_kernel",
+            "_test_kernel",
+            "_polish_kernel",
+            "_peaks_kernel",
+        ),
+    ),
     ("matrix products", ("gemm", "nvjet", "cutlass", "wgmma", "splitk", "cublas")),
     ("softmax", ("softmax",)),
     ("BatchNorm", ("batch_norm", "bn_fw", "bn_bw", "batchnorm")),
@@ -37,7 +46,7 @@ KINDS = (
     ("reductions", ("reduce",)),
     ("copies", ("copy", "memcpy", "memset", "catarray", "fill")),
     ("element by element", ("elementwise", "_gelu_")),
-)  # fmt: skip
+)
 
 
 def kind_of(kernel: str) -> str:
@@ -136,12 +145,19 @@ def _profile_train(bench: Bench, batch: int) -> Iterator[Row]:
     if cuda:
         held = torch.cuda.memory_allocated(bench.device) / 1e9
         tensors, taken = peak_gb(bench.device)
-        yield row(f"training, batch {batch}: memory between steps", held, "GB",
-                  note=f"weights {base:.2f}; within an eager step {tensors:.2f} in tensors, {taken:.2f} taken")  # fmt: skip
+        yield row(
+            f"training, batch {batch}: memory between steps",
+            held,
+            "GB",
+            note=f"weights {base:.2f}; within an eager step {tensors:.2f} in tensors, {taken:.2f} taken",
+        )
     with torch.autocast(bench.device.type, dtype=torch.bfloat16, enabled=cuda, cache_enabled=False):
         for what, call in _train_parts(bench, ram, names, images, targets).items():
-            yield row(f"training, batch {batch}: {what}", 1e3 * seconds_per_call(call, bench.device, budget=0.1, repeats=3),
-                      "ms")  # fmt: skip
+            yield row(
+                f"training, batch {batch}: {what}",
+                1e3 * seconds_per_call(call, bench.device, budget=0.1, repeats=3),
+                "ms",
+            )
     yield row(f"training, batch {batch}: clipping, optimisers, EMA", 1e3 * _finish_seconds(bench, step), "ms")
     if cuda:
         yield from _kernels(bench, f"a training step of {batch}", lambda: step(images, targets))

@@ -38,10 +38,12 @@ def line_ceilings(bench: Bench) -> Iterator[Row]:
     moved = least_bytes(c, bench.dim, config, bench.labels, batch)
     arithmetic, memory = work / bench.rates["TFLOP/s"] / 1e6, moved / bench.rates["GB/s"] / 1e3
     yield row(
-        f"floor of one image, {bench.labels:,} labels, batch {batch}", max(arithmetic, memory), "µs",
-        note=f"{work / 1e9:.1f} GFLOP take {arithmetic:.3g} µs, {moved / 1e6:.2f} MB take {memory:.3g} µs; plain encoding: "
-        f"{plain_operations(c, bench.dim) / 1e9:.1f} GFLOP",
-    )  # fmt: skip
+        f"floor of one image, {bench.labels:,} labels, batch {batch}",
+        max(arithmetic, memory),
+        "µs",
+        note=f"{work / 1e9:.1f} GFLOP take {arithmetic:.3g} µs, {moved / 1e6:.2f} MB take {memory:.3g} µs; "
+        f"plain encoding: {plain_operations(c, bench.dim) / 1e9:.1f} GFLOP",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- plain CLIP
@@ -53,9 +55,15 @@ def line_clip(bench: Bench) -> Iterator[Row]:
 
     c = SIZES[bench.size][0]
     config = CLIPVisionConfig(
-        hidden_size=c.width, intermediate_size=c.mlp, num_hidden_layers=c.layers, num_attention_heads=c.heads,
-        image_size=c.image, patch_size=c.patch, projection_dim=bench.dim, hidden_act="quick_gelu",
-    )  # fmt: skip
+        hidden_size=c.width,
+        intermediate_size=c.mlp,
+        num_hidden_layers=c.layers,
+        num_attention_heads=c.heads,
+        image_size=c.image,
+        patch_size=c.patch,
+        projection_dim=bench.dim,
+        hidden_act="quick_gelu",
+    )
     model: Any = CLIPVisionModelWithProjection(config)
     model = model.to(device=bench.device, dtype=bench.half).eval()
     for batch in bench.batches:
@@ -121,15 +129,23 @@ def _fast(bench: Bench, ram: RAM, labels: Labels, preset: str, batch: int) -> It
     if ("clip graph", batch) in bench.rates:
         note += f"; {rate / bench.rates['clip graph', batch]:.2f} of plain CLIP as a graph"
     yield row(
-        f"test, {len(labels):,} labels, {preset} preset, batch {batch}", rate, "img/s", **targets,
-        baseline=bench.rates.get(("clip", batch)), baseline_what="plain CLIP encoding",
-        note=f"{note}{_eager(engine)}", memory_gb=peak_gb(bench.device)[1],
-    )  # fmt: skip
+        f"test, {len(labels):,} labels, {preset} preset, batch {batch}",
+        rate,
+        "img/s",
+        **targets,
+        baseline=bench.rates.get(("clip", batch)),
+        baseline_what="plain CLIP encoding",
+        note=f"{note}{_eager(engine)}",
+        memory_gb=peak_gb(bench.device)[1],
+    )
     seconds = _matching_seconds(bench, engine, labels, next(images))
     yield row(
-        f"similarities and matching, share of that, batch {batch}", 100 * seconds * rate / batch, "%",
-        at_most=10 if preset == "paper" and batch == bench.batches[1] else None, ms=1e3 * seconds,
-    )  # fmt: skip
+        f"similarities and matching, share of that, batch {batch}",
+        100 * seconds * rate / batch,
+        "%",
+        at_most=10 if preset == "paper" and batch == bench.batches[1] else None,
+        ms=1e3 * seconds,
+    )
 
 
 def _matching_seconds(bench: Bench, engine: GraphedRAM, labels: Labels, images: Tensor) -> float:
@@ -163,11 +179,14 @@ def _agreement(bench: Bench, ram: RAM, labels: Labels, preset: str) -> Iterator[
             gaps = [scale * (found.region - plain.region).abs().max(), (found.image - plain.image).abs().max()]
             yield row(
                 f"difference from the plain path in float32, {preset} preset, tower in {str(dtype).split('.')[-1]}",
-                float(torch.stack(gaps).max()), "cosine", at_most=1e-3 if (dtype, preset) == (torch.float32, "paper") else None,
+                float(torch.stack(gaps).max()),
+                "cosine",
+                at_most=1e-3 if (dtype, preset) == (torch.float32, "paper") else None,
                 note="stops each image, not the batch" if preset == "reference" else "",
-                scores=float((found.scores - scores).abs().max()), largest_score=float(scores.max()),
+                scores=float((found.scores - scores).abs().max()),
+                largest_score=float(scores.max()),
                 same_best_label=float((found.scores.argmax(1) == scores.argmax(1)).float().mean()),
-            )  # fmt: skip
+            )
 
 
 def _unfused(bench: Bench, ram: RAM, labels: Labels, preset: str, batch: int) -> Iterator[Row]:
@@ -203,11 +222,15 @@ def _many(bench: Bench, ram: RAM, labels: Labels, batch: int, workspace: int) ->
     engine.ram.workspace_mb = workspace
     rate = bench.rate(lambda: engine(next(images)), batch)
     yield row(
-        f"test, {len(labels):,} labels, paper preset, batch {batch}, workspace {workspace} MB", rate, "img/s",
-        baseline=bench.rates["paper", batch], baseline_what=f"{bench.labels:,} labels",
+        f"test, {len(labels):,} labels, paper preset, batch {batch}, workspace {workspace} MB",
+        rate,
+        "img/s",
+        baseline=bench.rates["paper", batch],
+        baseline_what=f"{bench.labels:,} labels",
         ratio_at_least=0.4 if workspace == WORKSPACES[0] else None,
-        note=f"{peak_gb(bench.device)[1]:.1f} GB{_eager(engine)}", memory_gb=peak_gb(bench.device)[1],
-    )  # fmt: skip
+        note=f"{peak_gb(bench.device)[1]:.1f} GB{_eager(engine)}",
+        memory_gb=peak_gb(bench.device)[1],
+    )
     if workspace == WORKSPACES[0]:
         own = engine.ram
         with torch.inference_mode():
@@ -236,9 +259,14 @@ def _retag(bench: Bench, ram: RAM, batch: int) -> Iterator[Row]:
     again, afresh = bench.rate(lambda: engine.recognize(kept), batch), bench.rate(lambda: engine(images), batch)
     size = sum(t.numel() * t.element_size() for t in kept.tensors) / batch / 1e6
     yield row(
-        f"retagging kept trunks, batch {batch}", again, "img/s", baseline=afresh, baseline_what="tagging afresh",
-        ratio_at_least=3, note=f"{size:.1f} MB kept per image{_eager(engine)}",
-    )  # fmt: skip
+        f"retagging kept trunks, batch {batch}",
+        again,
+        "img/s",
+        baseline=afresh,
+        baseline_what="tagging afresh",
+        ratio_at_least=3,
+        note=f"{size:.1f} MB kept per image{_eager(engine)}",
+    )
 
 
 def line_linear(bench: Bench) -> Iterator[Row]:
@@ -263,12 +291,21 @@ def line_linear(bench: Bench) -> Iterator[Row]:
         found.append([turns * batch, seconds, peak_gb(bench.device)[0]])
     (few, short, small), (many, long, large) = found[0], found[-1]
     yield row(
-        f"an image among {many:,} costs, of one among {few:,}", 100 * (long / many) / (short / few), "%", at_most=110,
-        note=f"{many / long:,.0f} img/s from pinned memory, batch {batch}", points=found,
-    )  # fmt: skip
+        f"an image among {many:,} costs, of one among {few:,}",
+        100 * (long / many) / (short / few),
+        "%",
+        at_most=110,
+        note=f"{many / long:,.0f} img/s from pinned memory, batch {batch}",
+        points=found,
+    )
     if cuda:
-        yield row(f"memory for {many:,} images, of that for {few:,}", 100 * large / small, "%", at_most=101,
-                  note=f"{large:.2f} GB")  # fmt: skip
+        yield row(
+            f"memory for {many:,} images, of that for {few:,}",
+            100 * large / small,
+            "%",
+            at_most=101,
+            note=f"{large:.2f} GB",
+        )
 
 
 TEST_LINES: dict[str, Line] = {

@@ -36,7 +36,8 @@ WORDS = 9000
 
 
 def word_tokenizer(config: TowerConfig) -> Tokenizer:
-    """Whole words, so that "A photo of a w17 w4." has as many tokens as a label of two common words has with CLIP's own."""
+    """Whole words, so that "A photo of a w17 w4." has as many tokens as a label of two common words has with CLIP's
+    own."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import models, pre_tokenizers, processors
 
@@ -77,9 +78,14 @@ def random_ram(
     torch.manual_seed(0)
     with device:  # weights are made where they are used
         backbone = Backbone(
-            vision, words if text else None, dim, pixels, word_tokenizer(words) if text else None,
-            global_pool="cls+mean" if dino else "cls", name=f"random-{size}",
-        )  # fmt: skip
+            vision,
+            words if text else None,
+            dim,
+            pixels,
+            word_tokenizer(words) if text else None,
+            global_pool="cls+mean" if dino else "cls",
+            name=f"random-{size}",
+        )
         ram = RAM(backbone, preset(config) if isinstance(config, str) else config)
         with torch.no_grad():
             for name, p in ram.named_parameters():

@@ -1,8 +1,9 @@
 """Speed, each line with a baseline measured beside it in the same run: `python -m benchmarks.speed`.
 
-Weights are random and of real size (ViT-B/16; on a CPU the small model's), so nothing is downloaded: speed does not depend on
-what the numbers are, except for the transport solver's iterations, which get labels that differ.
-A line that fails or takes too long is reported as such and the others still run. See docs/performance.md for the method.
+Weights are random and of real size (ViT-B/16; on a CPU the small model's), so nothing is downloaded: speed does not
+depend on what the numbers are, except for the transport solver's iterations, which get labels that differ.
+A line that fails or takes too long is reported as such and the others still run. See docs/performance.md for the
+method.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def format_row(entry: Row) -> str:
 
     ratio = "" if entry.ratio is None else f"{entry.ratio:.2f}×"
     verdict = "" if entry.ok is None else "ok" if entry.ok else "MISSED"
-    text = f"{entry.what:<78} {number(entry.value):>9} {entry.unit:<8} {number(entry.baseline) if entry.baseline else '':>9} "
+    baseline = number(entry.baseline) if entry.baseline else ""
+    text = f"{entry.what:<78} {number(entry.value):>9} {entry.unit:<8} {baseline:>9} "
     text += f"{ratio:>8}  {entry.target:<22} {verdict:<7}"
     return f"{text} {entry.note}".rstrip()
 

@@ -1,4 +1,5 @@
-"""Recognizer: any kind of image, any vocabulary, the trunk run once, models saved and loaded, probabilities of both kinds."""
+"""Recognizer: any kind of image, any vocabulary, the trunk run once, models saved and loaded, probabilities of both
+kinds."""
 
 from __future__ import annotations
 
@@ -62,11 +63,18 @@ def test_every_kind_of_image_gives_the_same_prediction(tmp_path):
     recognizer = make(cache=0)
     first = recognizer.predict(path)
     kinds = {
-        "str": str(path), "PIL": photo, "array": array, "tensor": torch.from_numpy(array.copy()).permute(2, 0, 1),
-        "float array": array / 255.0, "float tensor": torch.from_numpy(array / 255.0).permute(2, 0, 1),
-        "bytes": data, "bytearray": bytearray(data), "memoryview": memoryview(data), "stream": io.BytesIO(data),
+        "str": str(path),
+        "PIL": photo,
+        "array": array,
+        "tensor": torch.from_numpy(array.copy()).permute(2, 0, 1),
+        "float array": array / 255.0,
+        "float tensor": torch.from_numpy(array / 255.0).permute(2, 0, 1),
+        "bytes": data,
+        "bytearray": bytearray(data),
+        "memoryview": memoryview(data),
+        "stream": io.BytesIO(data),
         "opened PIL": Image.open(path),
-    }  # fmt: skip
+    }
     for kind, image in kinds.items():
         found = recognizer.predict(image)
         same(found, first)

@@ -77,9 +77,10 @@ class Recognizer:
         """From a bundled model's name, a folder written by `save_pretrained` (or the run folder around it), or any CLIP
         (hub id, folder, state dict).
 
-        A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and `image_size`
-        set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it for models that say
-        it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere. `options`: `cache` and `fast`.
+        A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and
+        `image_size` set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it
+        for models that say it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
+        `options`: `cache` and `fast`.
         """
         device = _device(device)
         folder = bundled_model(str(name)) or Path(name).expanduser()
@@ -146,7 +147,7 @@ class Recognizer:
     @overload
     def predict(self, images: Any, **options: Any) -> Any: ...
 
-    def predict(
+    def predict(  # type: ignore[misc]
         self,
         images: Any,
         *,
@@ -161,8 +162,8 @@ class Recognizer:
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
         `maps` (or `plan`) keeps what heat maps and pictures need.
 
-        `Prediction.calibrated` says which kind of probabilities one has. Calibrated: one number per label, whatever else
-        was asked for; 0.5 means even odds. Not calibrated: the paper's score, the mean of two softmaxes over the
+        `Prediction.calibrated` says which kind of probabilities one has. Calibrated: one number per label, whatever
+        else was asked for; 0.5 means even odds. Not calibrated: the paper's score, the mean of two softmaxes over the
         vocabulary; it sums to 1, so it only compares the labels of this vocabulary (a single label always gets 1).
         """
         if batch_size < 1:
@@ -197,7 +198,7 @@ class Recognizer:
         trunk = self.trunks.get([pixels for pixels, _, _ in loaded], engine.trunk)
         output = engine.recognize(trunk, vocabulary, plan=maps, matcher=matcher)
         if self.calibrator is not None:
-            features = [output.image, output.region, cast(Tensor, output.best)]
+            features = [output.image, output.region, output.best]
             probabilities = scores = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), vocabulary.names))
         else:  # the paper's normalized mean of s_G and s_R
             probabilities, scores = _array(self.ram.score(output, "softmax")), _array(cast(Tensor, output.scores))

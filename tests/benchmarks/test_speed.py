@@ -14,9 +14,15 @@ from benchmarks.models import CLIP_TEXT, label_names, random_labels, random_ram,
 from ramatch.errors import RamatchError
 
 TINY = {
-    "size": "tiny", "batches": (2, 4), "train_batches": (2, 4), "labels": 11, "many_labels": 40, "train_labels": 9,
-    "new_labels": 7, "budget": 0.002,
-}  # fmt: skip
+    "size": "tiny",
+    "batches": (2, 4),
+    "train_batches": (2, 4),
+    "labels": 11,
+    "many_labels": 40,
+    "train_labels": 9,
+    "new_labels": 7,
+    "budget": 0.002,
+}
 CPU = torch.device("cpu")
 
 

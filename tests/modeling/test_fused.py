@@ -171,7 +171,8 @@ def test_kept_trunks_with_other_vocabularies() -> None:
 
 
 def test_engines_do_not_share_a_vocabulary() -> None:
-    """A new vocabulary of the same size is written over the old one, which must not be the caller's or another engine's."""
+    """A new vocabulary of the same size is written over the old one, which must not be the caller's or another
+    engine's."""
     ram = alive(tiny_ram("paper"))
     labels, other = encode(ram), encode(ram, LABELS[::-1])
     kept = [labels.unit.clone(), labels.tss.clone()]

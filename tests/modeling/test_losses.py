@@ -191,7 +191,7 @@ def test_sigmoid_without_positives_pushes_down():
 
 
 def test_smoothed_sigmoid_is_cross_entropy_with_soft_negatives():
-    """Absent labels count as there with a probability of `smoothing`; where the bias is best, its derivative is zero."""
+    """Absent labels count as there with a probability of `smoothing`; at the best bias the derivative is zero."""
     torch.manual_seed(3)
     logits, targets = 2 * torch.randn(6, 9), (torch.rand(6, 9) < 0.2).long()
     targets[0, :3] = -1

@@ -76,7 +76,8 @@ def naive_tss(tss, patches, grid, labels):
 
 
 def naive_regions(ram, images, labels, *, prompts=True):
-    """One straight pass over all layers with both streams side by side: global, regions. Eq. 5 as the preset reads it."""
+    """One straight pass over all layers with both streams side by side: global, regions. Eq. 5 as the preset reads
+    it."""
     model, region_set, c = ram.backbone, ram.region_set, ram.config
     tower, layers = model.vision, len(model.vision.blocks)
     saa_from = 0 if c.saa_layers == -1 else layers - c.saa_layers

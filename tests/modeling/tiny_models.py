@@ -46,9 +46,15 @@ def backbone(kind: str = "clip", *, text: bool = True, seed: int = 0) -> Backbon
     """A frozen tiny CLIP, or DINOv2 + BERT (`dual`), with weights large enough for every part to matter."""
     vision, words = (VISION, TEXT) if kind == "clip" else (DINO, BERT)
     model = Backbone(
-        vision, words if text else None, DIM, Preprocess((32, 32)), word_tokenizer(words.context) if text else None,
-        logit_scale=20.0, global_pool="cls" if kind == "clip" else "cls+mean", name=f"tiny-{kind}",
-    )  # fmt: skip
+        vision,
+        words if text else None,
+        DIM,
+        Preprocess((32, 32)),
+        word_tokenizer(words.context) if text else None,
+        logit_scale=20.0,
+        global_pool="cls" if kind == "clip" else "cls+mean",
+        name=f"tiny-{kind}",
+    )
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         one = (

@@ -79,7 +79,8 @@ class Block(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of x (B, T, W), each (B, heads, T, W/heads); queries of the first so many tokens only."""
+        """Query, key and value of x (B, T, W), each (B, heads, T, W/heads); queries of the first so many tokens
+        only."""
         x = x if self.post else _normed(x, self.ln1)
         if queries is None:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
@@ -110,8 +111,8 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, causal: bool = False, places: Tensor | None = None
     ) -> Tensor:
-        """x (B, T, W) → (B, T, W). `mask` is True where attention is allowed. With `places` (B,): of each sequence that one place
-        only, (B, 1, W), which sees what `mask` says."""
+        """x (B, T, W) → (B, T, W). `mask` is True where attention is allowed. With `places` (B,): of each sequence that
+        one place only, (B, 1, W), which sees what `mask` says."""
         q, k, v = self.project(x)
         if places is not None:
             q = q.gather(2, places[:, None, None, None].expand(-1, q.shape[1], 1, q.shape[3]))
@@ -133,7 +134,7 @@ class VisionTower(nn.Module):
         self.stem = nn.LayerNorm(c.width, eps=c.eps) if c.stem_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
         self.norm = nn.LayerNorm(c.width, eps=c.eps)
-        self.offset: float | None = None
+        self.offset: float | None = None  # of uint8 pixels
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of regions for an image of this size."""
@@ -153,17 +154,20 @@ class VisionTower(nn.Module):
         """pixels (B, 3, height, width) → class token and patches (B, 1+M, W), ready for the first layer. Normalized
         pixels; uint8 ones, less `offset`, if normalization is part of the patch embedding (see `fuse`)."""
         h, w = self.grid(*pixels.shape[-2:])
-        x = self.patch(pixels).flatten(2).transpose(1, 2) if self.offset is None else self._embed_bytes(pixels, h, w)
+        if self.offset is None:
+            x = self.patch(pixels).flatten(2).transpose(1, 2)
+        else:
+            x = self._embed_bytes(pixels, self.offset, h, w)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1) + self.grid_positions(h, w)
         return self.stem(x)
 
-    def _embed_bytes(self, pixels: Tensor, h: int, w: int) -> Tensor:
+    def _embed_bytes(self, pixels: Tensor, offset: float, h: int, w: int) -> Tensor:
         """uint8 (B, 3, height, width) → patches (B, h·w, W); a convolution that does not overlap is one product."""
         b, p, weight = len(pixels), self.config.patch, self.patch.weight
         tiles = pixels[:, :, : h * p, : w * p].reshape(b, 3, h, p, w, p).permute(0, 2, 4, 1, 3, 5)
         # what is left of a byte is exact even in bfloat16
         flat = torch.empty(tiles.shape, dtype=weight.dtype, device=pixels.device)
-        torch.sub(tiles, self.offset, out=flat)
+        torch.sub(tiles, offset, out=flat)
         return F.linear(flat.view(b, h * w, -1), weight.flatten(1), self.patch.bias)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """A copy of a RAM for recognizing: everything that is constant at test time is multiplied into the weights beforehand.
 
-The copy is a RAM like any other and runs the same pass; only its modules are simpler. All of it is exact algebra, done in
-float32 or better before the last rounding: pixel normalization into the patch embedding (so it takes uint8 images), LayerScale
-into output projections, BatchNorm into the convolutions of TSS.
+The copy is a RAM like any other and runs the same pass; only its modules are simpler. All of it is exact algebra, done
+in float32 or better before the last rounding: pixel normalization into the patch embedding (so it takes uint8 images),
+LayerScale into output projections, BatchNorm into the convolutions of TSS.
 
-Half precision: the tower runs in its own type, bfloat16 say; TSS and similarities, whose values norms keep in bounds, in
-float16, which is eight times finer; the global feature, matching and scores in float32.
+Half precision: the tower runs in its own type, bfloat16 say; TSS and similarities, whose values norms keep in bounds,
+in float16, which is eight times finer; the global feature, matching and scores in float32.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CENTER = 128.0  # taken off uint8 pixels
 
 @torch.no_grad()
 def fuse(ram: RAM, dtype: torch.dtype | None = None) -> RAM:
-    """A fused copy, with the tower in `dtype` (by default its own). Weights that need no folding are shared, not copied, if the
-    type is theirs. It has no text tower: labels are encoded by the original."""
+    """A fused copy, with the tower in `dtype` (by default its own). Weights that need no folding are shared, not
+    copied, if the type is theirs. It has no text tower: labels are encoded by the original."""
     own, device = ram.backbone, ram.backbone.device
     dtype = dtype or own.dtype
     fine = torch.float16 if device.type == "cuda" and dtype == torch.bfloat16 else dtype

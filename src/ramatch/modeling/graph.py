@@ -1,7 +1,7 @@
 """Device work as CUDA graphs: a recorder, and RAM's pass recorded with it.
 
-A pass is some hundreds of small kernels, and starting them one by one from Python takes longer than running them when the batch is
-small. A graph starts them all at once.
+A pass is some hundreds of small kernels, and starting them one by one from Python takes longer than running them when
+the batch is small. A graph starts them all at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Records functions that read and write tensors at fixed places. All graphs of one recorder share memory, so they must be
-    replayed one at a time, and what one leaves behind is good until the next."""
+    """Records functions that read and write tensors at fixed places. All graphs of one recorder share memory, so they
+    must be replayed one at a time, and what one leaves behind is good until the next."""
 
     def __init__(self, device: torch.device, warmup: int = 2) -> None:
         self.device, self.warmup = device, warmup
@@ -34,8 +34,9 @@ class Recorder:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self, function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """A graph of `function` and its result, whose tensors every replay rewrites. Runs it a few times first, so that kernels
-        are compiled, algorithms chosen and handles made; then once more for the recording, so it must not mind."""
+        """A graph of `function` and its result, whose tensors every replay rewrites. Runs it a few times first, so that
+        kernels are compiled, algorithms chosen and handles made; then once more for the recording, so it must not
+        mind."""
         with torch.cuda.device(self.device):
             if self._stream is None:
                 self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -69,8 +70,8 @@ class _Slot:
 
 
 class GraphedRAM:
-    """RAM's pass from uint8 images to scores, on CUDA as graphs: one for the trunk and one for each way to recognize, a set per
-    batch size and vocabulary size. On a CPU it is the same pass without graphs. Threads may share one.
+    """RAM's pass from uint8 images to scores, on CUDA as graphs: one for the trunk and one for each way to recognize, a
+    set per batch size and vocabulary size. On a CPU it is the same pass without graphs. Threads may share one.
 
     >>> engine = GraphedRAM(fuse(ram), ram.encode_labels(names))
     >>> engine(images).scores          # uint8 (B, 3, H, W), on any device → (B, N)
@@ -199,7 +200,8 @@ class GraphedRAM:
         return self._slots.get(key)
 
     def _graph(self, slot: _Slot, labels: Labels, way: Way) -> tuple[torch.cuda.CUDAGraph, Output] | None:
-        """Graph of the slot's second half and where its result is, with the labels in place; None where there is no graph."""
+        """Graph of the slot's second half and where its result is, with the labels in place; None where there is no
+        graph."""
         config = self.ram.config if way[1] is None else self.ram.config.replace(matcher=way[1])
         if self.recorder is None or on_host(config):
             return None
@@ -245,8 +247,8 @@ class GraphedRAM:
 
     @contextmanager
     def _tuned(self) -> Iterator[None]:
-        """Types as the model has them, whatever autocast says; convolutions in the fastest way for their shape, found once. Both
-        settings are put back."""
+        """Types as the model has them, whatever autocast says; convolutions in the fastest way for their shape, found
+        once. Both settings are put back."""
         with torch.autocast(self.device.type, enabled=False):
             if self.device.type != "cuda":
                 yield

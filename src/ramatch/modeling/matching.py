@@ -59,7 +59,8 @@ def _transport(cost: Tensor, u: Tensor, eps: float, config: RAMConfig, cost_rang
 def kcot(
     sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
 ) -> Match:
-    """Knowledge-constrained optimal transport (Eq. 6): LPD on the region side, TKT in the cost when a teacher is given."""
+    """Knowledge-constrained optimal transport (Eq. 6): LPD on the region side, TKT in the cost when a teacher is
+    given."""
     cost, eps, reach = transport_cost(sim, scale), config.lambda1, 1.0
     if config.tkt and teacher is not None and targets is not None:
         guide = teacher_plan(teacher, targets, scale, config)
@@ -74,7 +75,7 @@ def ot(sim: Tensor, scale: float, config: RAMConfig, *_: Tensor | None) -> Match
     return _transport(transport_cost(sim, scale), _uniform(sim), config.lambda1, config)
 
 
-def bipartite(sim: Tensor, scale: float, config: RAMConfig, *_: Tensor | None) -> Match:
+def bipartite(sim: Tensor, scale: float, config: RAMConfig, *guide: Tensor | None) -> Match:
     """One region per label (Kuhn, 1955). With more labels than regions, a region serves ⌈N/M⌉ labels at most."""
     assign = require("scipy.optimize", "match").linear_sum_assignment
     _, m, n = sim.shape
@@ -117,7 +118,8 @@ def match(
 
 
 def on_host(config: RAMConfig) -> bool:
-    """Whether matching asks the CPU, for the assignment or for when to stop a whole batch, so that no CUDA graph can hold it."""
+    """Whether matching asks the CPU, for the assignment or for when to stop a whole batch, so that no CUDA graph can
+    hold it."""
     return config.matcher == "bipartite" or (config.matcher in TRANSPORT and config.stop == "scaling")
 
 
@@ -129,8 +131,8 @@ def fused_scores(config: RAMConfig) -> bool:
 def scores_without_plan(
     regions: Tensor, labels: Tensor, scale: float, config: RAMConfig, best: bool, workspace_mb: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Σ_k plan · cosine (B, N), for a plan scaled by N, of unit regions (B, M, D) and labels (N, D), and each label's best region
-    (B, N) if wanted; for recognizing: neither plan nor gradient."""
+    """Σ_k plan · cosine (B, N), for a plan scaled by N, of unit regions (B, M, D) and labels (N, D), and each label's
+    best region (B, N) if wanted; for recognizing: neither plan nor gradient."""
     uniform = config.matcher == "ot" or not config.lpd
     settings = {
         "logit_scale": scale,

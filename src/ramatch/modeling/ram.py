@@ -1,9 +1,9 @@
 """RAM: recover, match, score (Section 4). One forward pass, for training and recognizing, on CPU and GPU.
 
-The work is split in two so that a new vocabulary costs little: `trunk` runs the frozen tower and everything that does not
-depend on labels, once per image; `recognize` adds what does: attention to labels, matching, scores. Because the local
-stream only accumulates, the split is exact. `fuse` gives a copy with constants folded into weights, `GraphedRAM` the same pass
-as CUDA graphs.
+The work is split in two so that a new vocabulary costs little: `trunk` runs the frozen tower and everything that does
+not depend on labels, once per image; `recognize` adds what does: attention to labels, matching, scores. Because the
+local stream only accumulates, the split is exact. `fuse` gives a copy with constants folded into weights, `GraphedRAM`
+the same pass as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ __all__ = ["RAM", "TSS", "Labels", "Output", "RegionSet", "Stream", "Streams", "
 
 
 class Stream(nn.Sequential):
-    """Convolution, BatchNorm, GELU: (B, W, H, W') → (B, D, H, W'). In a fused one BatchNorm is part of the convolution."""
+    """Convolution, BatchNorm, GELU: (B, W, H, W') → (B, D, H, W'). In a fused one BatchNorm is part of the
+    convolution."""
 
     def __init__(self, width: int, dim: int, kernel: int, fused: bool = False) -> None:
         conv = nn.Conv2d(width, dim, kernel, padding=kernel // 2, bias=fused)
@@ -60,7 +61,8 @@ class TSS(nn.Module):
         """patches (B, M, W) → point and area (B, M, D); no label enters."""
         if not torch.is_autocast_enabled(patches.device.type):
             patches = patches.to(self.back.weight.dtype)
-        # images are channels last throughout, so that they and tokens are views of each other; 1×1 convolutions are products
+        # images are channels last throughout, so that they and tokens are views of each other; 1×1 convolutions are
+        # products
         patches = patches.contiguous()
         convolution, norm, act = self.point
         point = _tokens(act(norm(_image(_product(patches, convolution), grid))))
@@ -98,7 +100,8 @@ def _tokens(image: Tensor) -> Tensor:
 
 
 def _own_type(backbone: Backbone, x: Tensor) -> AbstractContextManager:
-    """The frozen tower in its own half-precision type. Autocast would give it a float32 residual stream and LayerNorms between
+    """The frozen tower in its own half-precision type. Autocast would give it a float32 residual stream and LayerNorms
+    between
     conversions: three times the memory traffic for a tower that recognizes in half precision anyway."""
     half = backbone.dtype != torch.float32 and x.dtype == backbone.dtype
     return torch.autocast(x.device.type, enabled=False) if half else nullcontext()
@@ -138,12 +141,12 @@ class RegionSet(nn.Module):
     ) -> tuple[Trunk, Tensor | None]:
         """Pixels (B, 3, H, W), or their `stem` → `Trunk` and, for `teacher`, the frozen tower's regions (B, M, D).
 
-        The stem runs once for student and teacher; from there on the teacher follows its own main stream, because visual
-        prompts make the student's differ.
+        The stem runs once for student and teacher; from there on the teacher follows its own main stream, because
+        visual prompts make the student's differ.
         """
         rest = range(self.first, len(backbone.vision.blocks))
-        # where nobody reads the last layer's patches (TSS comes before it, the global feature is the class token), it need not
-        # compute them
+        # where nobody reads the last layer's patches (TSS comes before it, the global feature is the class token), it
+        # need not compute them
         pooled = backbone.global_pool == "cls+mean" and self.config.pooled == "frozen"
         read = pooled or self.config.saa_layers == 0 or (bool(self.tss) and self.config.tss_input == "after")
         stem = pixels if isinstance(pixels, Streams) else self.stem(backbone, pixels, class_only=not read)
@@ -153,7 +156,8 @@ class RegionSet(nn.Module):
         image = backbone.project(main.x[:, 0] if self.region_dtype is None else main.x[:, 0].float())
         if pooled:
             image = backbone.pool(image, backbone.project(self._finer(main.x[:, 1:])))
-        streams = [s for tss, tap in zip(self.tss, main.taps, strict=True) for s in tss.streams(tap, stem.grid)]
+        pairs = zip(self.tss, main.taps, strict=True)
+        streams = [stream for tss, tap in pairs for stream in cast(TSS, tss).streams(tap, stem.grid)]
         out = Trunk(image, self._finer(main.local(self.weight)), tuple(streams), stem.grid)
         if not teacher:
             return out, None
@@ -168,8 +172,8 @@ class RegionSet(nn.Module):
     def run_layers(
         self, backbone: Backbone, streams: Streams, layers: range, *, prompts: bool = False, class_only: bool = False
     ) -> Streams:
-        """Run some layers on the main stream, collecting SAA (Eq. 3) and the inputs of TSS on the way. `class_only`: of the
-        tower's last layer, x has only the class token (B, 1, W)."""
+        """Run some layers on the main stream, collecting SAA (Eq. 3) and the inputs of TSS on the way. `class_only`: of
+        the tower's last layer, x has only the class token (B, 1, W)."""
         x, base, found, taps = streams.x, streams.base, streams.found, list(streams.taps)
         count, before = x.shape[1], self.config.tss_input == "before"
         for i in layers:
@@ -261,8 +265,8 @@ class RAM(nn.Module):
         return Labels(tuple(names), unit, unit if self.config.tss_labels == "unit" else positive, negative)
 
     def trunk(self, images: Tensor | Streams) -> Trunk:
-        """Everything about images (B, 3, H, W), or their kept stem, that no vocabulary changes. Images are uint8, or pixels that
-        `preprocess` has normalized, in the backbone's type; a fused model takes uint8 only."""
+        """Everything about images (B, 3, H, W), or their kept stem, that no vocabulary changes. Images are uint8, or
+        pixels that `preprocess` has normalized, in the backbone's type; a fused model takes uint8 only."""
         return self.region_set.trunk(self.backbone, self._pixels(images))[0]
 
     def _pixels(self, images: Tensor | Streams) -> Tensor | Streams:
@@ -290,8 +294,8 @@ class RAM(nn.Module):
     ) -> Output:
         """Match a trunk's regions with the labels and score them (Eq. 14). `matcher` replaces the model's own.
 
-        Without `plan`, neither cosines nor plan are handed on, and where `match_scores` knows the matcher none are held in memory
-        at once; without `best` not even each label's best region is looked for, unless a score is made of it.
+        Without `plan`, neither cosines nor plan are handed on, and where `match_scores` knows the matcher none are held
+        in memory at once; without `best` not even each label's best region is looked for, unless a score is made of it.
         """
         config = self.config if matcher is None else self.config.replace(matcher=matcher)
         regions = self.region_set.regions(self.backbone, trunk, labels.tss, self.workspace_mb)
@@ -307,13 +311,11 @@ class RAM(nn.Module):
             region, top = (found.plan * sim).sum(1) / mass, sim.amax(1)
         else:
             best = best or config.max_weight > 0 or config.best_share > 0
-            unit = labels.directions.to(regions.dtype)
-            region, top = scores_without_plan(
-                F.normalize(regions, dim=-1), unit, scale, config, best, self.workspace_mb
-            )
-            region, top = region[:, :n], None if top is None else top[:, :n]
+            unit, sight = labels.directions.to(regions.dtype), F.normalize(regions, dim=-1)
+            scores, tops = scores_without_plan(sight, unit, scale, config, best, self.workspace_mb)
+            region, top = scores[:, :n], cast(Tensor, tops if tops is None else tops[:, :n])
         if config.max_weight:
-            region = torch.lerp(region, cast(Tensor, top), config.max_weight)
+            region = torch.lerp(region, top, config.max_weight)
         if config.plan_scale == "one":
             region = region * mass
         kept = {"sim": sim, "match": found} if plan else {}
@@ -322,7 +324,8 @@ class RAM(nn.Module):
     def forward(
         self, pixels: Tensor | Streams, labels: Sequence[str] | Labels, targets: Tensor | None = None
     ) -> Output:
-        """Images (B, 3, H, W) (or their kept stem) and N labels → `Output`. With targets (B, N) the teacher guides the plan."""
+        """Images (B, 3, H, W) (or their kept stem) and N labels → `Output`. With targets (B, N) the teacher guides the
+        plan."""
         names = labels.names if isinstance(labels, Labels) else tuple(labels)
         encoded = labels if isinstance(labels, Labels) else self.encode_labels(names)
         if targets is None or self.config.matcher != "kcot" or not self.config.tkt:
@@ -347,7 +350,7 @@ class RAM(nn.Module):
         if rule in ("cosine", "partial"):
             region = output.region
             if self.config.best_share:
-                region = torch.lerp(region, cast(Tensor, output.best), self.config.best_share)
+                region = torch.lerp(region, output.best, self.config.best_share)
             mean = torch.lerp(output.image, region, self.config.region_share)
             if rule == "cosine":
                 return mean

@@ -40,8 +40,8 @@ def clean_labels(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def _any_size(device: torch.device) -> AbstractContextManager:
-    """On a GPU, attention that is ready for any number of labels: cuDNN's plans each shape anew, for some 30 ms. Training, where
-    every step has the same labels, plans once."""
+    """On a GPU, attention that is ready for any number of labels: cuDNN's plans each shape anew, for some 30 ms.
+    Training, where every step has the same labels, plans once."""
     if device.type != "cuda" or torch.is_grad_enabled():
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
@@ -92,7 +92,8 @@ class LabelSet(nn.Module):
         return F.normalize(features, dim=-1).unflatten(0, (-1, len(templates))).mean(1)
 
     def frozen(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
-        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept from one step to the next."""
+        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept from one step to the
+        next."""
         if backbone.text is None:
             return backbone.label_features(labels)
         key, last = (tuple(labels), backbone.device, backbone.dtype), self._teacher

@@ -14,8 +14,8 @@ from .matching import Match
 
 @dataclass(frozen=True)
 class Labels:
-    """An encoded vocabulary: names, unit features, the features TSS looks at, DualCoOp's negatives; each (N + K, D), where
-    the last K belong to the background: labels that compete in matching but are not asked for."""
+    """An encoded vocabulary: names, unit features, the features TSS looks at, DualCoOp's negatives; each (N + K, D),
+    where the last K belong to the background: labels that compete in matching but are not asked for."""
 
     names: tuple[str, ...]
     unit: Tensor
@@ -37,8 +37,9 @@ class Labels:
 
 @dataclass(frozen=True)
 class Streams:
-    """State between layers: main stream x (B, 1+M, W); rows and columns of the grid; base of the local stream (B, M, W), None
-    before it starts; sum of SAA over the adapted layers; inputs of TSS (B, M, W), one for each adapted layer so far."""
+    """State between layers: main stream x (B, 1+M, W); rows and columns of the grid; base of the local stream (B, M,
+    W), None before it starts; sum of SAA over the adapted layers; inputs of TSS (B, M, W), one for each adapted layer
+    so far."""
 
     x: Tensor
     grid: tuple[int, int]
@@ -47,7 +48,8 @@ class Streams:
     taps: tuple[Tensor, ...] = ()
 
     def local(self, weight: float) -> Tensor:
-        """Local stream (B, M, W) with SAA of the adapted layers weighted; the main stream's patches if it never started."""
+        """Local stream (B, M, W) with SAA of the adapted layers weighted; the main stream's patches if it never
+        started."""
         if self.base is None:
             return self.x[:, 1:]
         if self.found is None:
@@ -59,8 +61,9 @@ class Streams:
 class Trunk:
     """What of B images no vocabulary changes.
 
-    image: global feature (B, D), not normalized. local: local stream of patches without TSS (B, M, W). streams: the two streams
-    of TSS at each adapted layer, before they look at labels, (B, M, D) each. grid: rows and columns, M = rows · columns.
+    image: global feature (B, D), not normalized. local: local stream of patches without TSS (B, M, W). streams: the two
+    streams of TSS at each adapted layer, before they look at labels, (B, M, D) each. grid: rows and columns, M = rows ·
+    columns.
     """
 
     image: Tensor
@@ -93,14 +96,14 @@ class Trunk:
 
 @dataclass(frozen=True)
 class Output:
-    """Scores s_R and s_G (B, N) (Eq. 14), and where they were asked for: cosine of each label's best region (B, N), the score by
-    the model's rule (B, N), cosines of regions and labels (B, M, N) and the match.
+    """Scores s_R and s_G (B, N) (Eq. 14), and where they were asked for: cosine of each label's best region (B, N), the
+    score by the model's rule (B, N), cosines of regions and labels (B, M, N) and the match.
 
     `mass`: what one column of the plan carries (1 / number of labels matched, background included)."""
 
     region: Tensor
     image: Tensor
-    best: Tensor | None = None
+    best_region: Tensor | None = None
     scores: Tensor | None = None
     sim: Tensor | None = None
     match: Match | None = None
@@ -108,24 +111,28 @@ class Output:
     grid: tuple[int, int] = (0, 0)
 
     @property
+    def best(self) -> Tensor:
+        """Cosine of each label's best region (B, N), of an output that was asked for it."""
+        assert self.best_region is not None
+        return self.best_region
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         m = self.match
-        found = (self.region, self.image, self.best, self.scores, self.sim)
-        found += () if m is None else (m.plan, m.marginal, m.n_iter)
+        own = (self.region, self.image, self.best_region, self.scores, self.sim)
+        found = own if m is None else (*own, m.plan, m.marginal, m.n_iter)
         return tuple(t for t in found if t is not None)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Output:
-        changed = iter([function(t) for t in self.tensors])
+        def of(value: Any) -> Any:
+            return None if value is None else function(value)
 
-        def next_of(value: Tensor | None) -> Any:
-            return None if value is None else next(changed)
-
-        own = [next_of(value) for value in (self.region, self.image, self.best, self.scores, self.sim)]
         m = self.match
-        found = None if m is None else Match(next_of(m.plan), next_of(m.marginal), next_of(m.n_iter))
-        return Output(*own, match=found, mass=self.mass, grid=self.grid)
+        found = None if m is None else Match(of(m.plan), of(m.marginal), of(m.n_iter))
+        own = {name: of(getattr(self, name)) for name in ("region", "image", "best_region", "scores", "sim")}
+        return Output(**own, match=found, mass=self.mass, grid=self.grid)
 
     @staticmethod
     def cat(parts: Sequence[Output]) -> Output:
-        joined = iter([torch.cat(same) for same in zip(*(p.tensors for p in parts), strict=True)])
-        return parts[0].map(lambda _: next(joined))
+        joined = {id(same[0]): torch.cat(same) for same in zip(*(p.tensors for p in parts), strict=True)}
+        return parts[0].map(lambda t: joined[id(t)])

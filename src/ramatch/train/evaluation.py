@@ -111,7 +111,6 @@ def collect_scores(
 def _numbers(output: Output) -> Tensor:
     """(B, N, 4): the model's score, s_G, s_R, best region; left on the device, so that nothing waits for it."""
     assert output.scores is not None
-    assert output.best is not None
     return torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float()
 
 

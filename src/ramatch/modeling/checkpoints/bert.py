@@ -1,5 +1,5 @@
-"""Hugging Face text towers without a vision tower: BERT, RoBERTa and XLM-RoBERTa, DistilBERT; mean-pooled, as sentence encoders
-are, so poolers are left out."""
+"""Hugging Face text towers without a vision tower: BERT, RoBERTa and XLM-RoBERTa, DistilBERT; mean-pooled, as sentence
+encoders are, so poolers are left out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Dual encoders of a DINOv2 and a BERT (`vision-text-dual-encoder` as written by `transformers`), with our pooling in the `ramatch`
-section of their config.json."""
+"""Dual encoders of a DINOv2 and a BERT (`vision-text-dual-encoder` as written by `transformers`), with our pooling in
+the `ramatch` section of their config.json."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def load(folder: Path, name: str, raw: dict[str, Any]) -> Backbone:
     ours = raw.get("ramatch")
     if ours is None:
         raise RamatchError(
-            f"'{name}' pools its text with BERT's own pooler; ramatch reads mean-pooled dual encoders, as `ramatch align` "
-            "writes them"
+            f"'{name}' pools its text with BERT's own pooler; ramatch reads mean-pooled dual encoders, as "
+            "`ramatch align` writes them"
         )
     if missing := {"image_size", "logit_scale", "global_pool"} - set(ours):
         raise RamatchError(f"'{name}': the 'ramatch' section of config.json lacks {', '.join(sorted(missing))}")

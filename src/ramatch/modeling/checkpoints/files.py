@@ -1,7 +1,7 @@
 """Reading checkpoints: from disk or the hub, tensors safely, names on disk → names in our towers.
 
-Each family (one file beside this one) says what its tensors are called; shapes that the config does not tell are read off the
-tensors. Names on disk are stable where the libraries' in-memory names are not.
+Each family (one file beside this one) says what its tensors are called; shapes that the config does not tell are read
+off the tensors. Names on disk are stable where the libraries' in-memory names are not.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_preprocess(folder: Path, size: tuple[int, ...], own: tuple[tuple, tuple]) -> Preprocess:
-    """Mean and standard deviation from preprocessor_config.json where it is there, else `own`; the size is the tower's."""
+    """Mean and standard deviation from preprocessor_config.json where it is there, else `own`; the size is the
+    tower's."""
     file = folder / "preprocessor_config.json"
     raw = read_json(file) if file.is_file() else {}
     return Preprocess((size[0], size[1]), tuple(raw.get("image_mean", own[0])), tuple(raw.get("image_std", own[1])))

@@ -1,7 +1,7 @@
 """Saving and loading a trained RAM: adapters apart from the backbone they belong to.
 
-A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few MB),
-optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone.
+A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
+MB), optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reading backbones from disk or the hub.
 
-`load_backbone` understands, by what it finds: a Hugging Face CLIP or its vision tower alone (`clip.py`), a dual encoder of a DINOv2
-and a BERT (`dual.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT (`openai.py`), and what
-`save_backbone` wrote (`folder.py`).
+`load_backbone` understands, by what it finds: a Hugging Face CLIP or its vision tower alone (`clip.py`), a dual encoder
+of a DINOv2 and a BERT (`dual.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
+(`openai.py`), and what `save_backbone` wrote (`folder.py`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def load_backbone(
     act: str | None = None,
     label_features: str | Path | None = None,
 ) -> Backbone:
-    """A frozen `Backbone`. `image_size` (side, or (height, width)) resizes the position grid; `act` settles the activation
-    of a bare state dict ("quick_gelu" for weights trained by OpenAI, "gelu" for most of open_clip's)."""
+    """A frozen `Backbone`. `image_size` (side, or (height, width)) resizes the position grid; `act` settles the
+    activation of a bare state dict ("quick_gelu" for weights trained by OpenAI, "gelu" for most of open_clip's)."""
     path = bundled_model(str(name)) or Path(name)
     if (path / "backbone" / "config.json").is_file():  # a model folder that carries its backbone
         path = path / "backbone"

@@ -73,8 +73,8 @@ def from_state_dict(
     heads: tuple[int | None, int | None] = (None, None),
     pixels: tuple[tuple, tuple] = (CLIP_MEAN, CLIP_STD),
 ) -> Backbone:
-    """A backbone from OpenAI's names (also open_clip's ViT, with or without its `text.` prefix). `heads`: width of the vision
-    tower's and number of the text tower's, where they are known; `pixels`: their mean and deviation."""
+    """A backbone from OpenAI's names (also open_clip's ViT, with or without its `text.` prefix). `heads`: width of the
+    vision tower's and number of the text tower's, where they are known; `pixels`: their mean and deviation."""
     if not any(k.startswith("visual.") for k in tensors):
         raise RamatchError(f"{name}: no tensor starts with 'visual.', so this is not an OpenAI or open_clip state dict")
     act = act or _guess_activation(tensors, name)
@@ -109,8 +109,8 @@ def _guess_activation(tensors: Tensors, name: str) -> str:
     if "input_resolution" in tensors:  # OpenAI's archives carry this number, others do not
         return "quick_gelu"
     warnings.warn(
-        f"{name} does not tell its activation; assuming GELU, as most of open_clip's models have. For weights trained by "
-        "OpenAI give act='quick_gelu'",
+        f"{name} does not tell its activation; assuming GELU, as most of open_clip's models have. For weights "
+        "trained by OpenAI give act='quick_gelu'",
         stacklevel=4,
     )
     return "gelu"

@@ -1,8 +1,8 @@
 """The towers that can be joined: vision and text transformers of several families, read from their own folders.
 
 Vision: DINOv2, ViT (also DINO and MAE in ViT's form), the image tower of any CLIP. Text: BERT, RoBERTa and XLM-RoBERTa,
-DistilBERT (sentence encoders are one of these, mean-pooled), the text tower of any CLIP. Whatever else `load_backbone` reads
-gives its tower too.
+DistilBERT (sentence encoders are one of these, mean-pooled), the text tower of any CLIP. Whatever else `load_backbone`
+reads gives its tower too.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Text:
 
 
 class Family(NamedTuple):
-    """A kind of tower (`model_type`): its shape from config.json, its tensors, the prefix that a larger model puts before their
-    names, and what its pixels are normalized with unless the folder says otherwise."""
+    """A kind of tower (`model_type`): its shape from config.json, its tensors, the prefix that a larger model puts
+    before their names, and what its pixels are normalized with unless the folder says otherwise."""
 
     shape: Callable[[dict[str, Any]], TowerConfig]
     reader: Reader
@@ -107,7 +107,8 @@ def read_text(name: str | Path) -> Text:
 
 
 def _read(family: Family, folder: Path, raw: dict[str, Any]) -> tuple[TowerConfig, dict[str, Tensor]]:
-    """Shape and weights. A tower alone is written with its prefix by some releases and heads and without it by others."""
+    """Shape and weights. A tower alone is written with its prefix by some releases and heads and without it by
+    others."""
     config, tensors = family.shape(raw), read_weights(folder)
     return config, translate(family.reader, take(tensors, family.prefix) or tensors, folder.name)
 

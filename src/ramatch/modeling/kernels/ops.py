@@ -1,6 +1,7 @@
 """Operations that training and recognizing spend time in, each in as few passes over memory as it takes.
 
-On a GPU with Triton they run as kernels of our own (`*_triton.py`); elsewhere the plain operators beside each call do the same.
+On a GPU with Triton they run as kernels of our own (`*_triton.py`); elsewhere the plain operators beside each call do
+the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def triton_kernels(name: str, x: Tensor) -> ModuleType | None:
-    """The kernels if they can run on x: on a GPU with Triton, or under TRITON_INTERPRET=1; of a type and width they know."""
+    """The kernels if they can run on x: on a GPU with Triton, or under TRITON_INTERPRET=1; of a type and width they
+    know."""
     if torch.compiler.is_compiling() or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return None
     try:
@@ -36,10 +38,11 @@ def triton_kernels(name: str, x: Tensor) -> ModuleType | None:
 def label_attention(query: Tensor, labels: Tensor, workspace_mb: int = 1024) -> Tensor:
     """Attention of positions query (B, M, D) to labels (N, D) as keys and values, scale D^-½: (B, M, D).
 
-    One product for all positions of all images, since they share their keys. `scaled_dot_product_attention` would not do it
+    One product for all positions of all images, since they share their keys. `scaled_dot_product_attention` would not
+    do it
     that way: a head of size D is beyond its fused kernels, and its plain kind computes half precision in float32.
-    Under autocast this runs in autocast's type, softmax included (its sums are float32 inside). Where nothing learns, the
-    weights, which are all that grows with the vocabulary, take no more than the workspace at once.
+    Under autocast this runs in autocast's type, softmax included (its sums are float32 inside). Where nothing learns,
+    the weights, which are all that grows with the vocabulary, take no more than the workspace at once.
     """
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
@@ -62,8 +65,8 @@ def label_attention(query: Tensor, labels: Tensor, workspace_mb: int = 1024) -> 
 
 
 def _rows_at_once(rows: Tensor, labels: int, workspace_mb: int) -> int:
-    """How many rows' weights fit into the workspace. On a GPU whole waves of them: rows that give every processor one tile of
-    128 × 256, since a product of a few waves and a bit takes as long as one of another whole wave."""
+    """How many rows' weights fit into the workspace. On a GPU whole waves of them: rows that give every processor one
+    tile of 128 × 256, since a product of a few waves and a bit takes as long as one of another whole wave."""
     step = max(1, (workspace_mb << 20) // (labels * rows.element_size()))
     if rows.is_cuda and len(rows) > step:
         processors = torch.cuda.get_device_properties(rows.device).multi_processor_count
@@ -132,8 +135,8 @@ class _QuickGelu(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """LayerNorm over the last axis, computed in float32. With Triton the result has x's type, also under autocast (which would
-    widen x first and hand on float32); gradients reach x, weight and bias."""
+    """LayerNorm over the last axis, computed in float32. With Triton the result has x's type, also under autocast
+    (which would widen x first and hand on float32); gradients reach x, weight and bias."""
     kernels = triton_kernels("norm", x)
     if kernels is None:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -201,8 +204,9 @@ class _AddNorm(torch.autograd.Function):
 
 
 def spatial_selection(streams: tuple[Tensor, ...], weight: Tensor, groups: int, grid: tuple[int, int]) -> Tensor:
-    """End of TSS: two streams (B, M, D), each followed by what it found among the labels, which is added; their mean and maximum
-    over all channels; a convolution (2, ·, k, k) and sigmoid make a mask for each; the streams weighted by their masks (B, M, D)."""
+    """End of TSS: two streams (B, M, D), each followed by what it found among the labels, which is added; their mean
+    and maximum over all channels; a convolution (2, ·, k, k) and sigmoid make a mask for each; the streams weighted by
+    their masks (B, M, D)."""
     point, found0, area, found1 = streams
     alike = all(t.dtype == point.dtype for t in streams)
     kernels = triton_kernels("mix", point) if alike else None
