@@ -319,7 +319,7 @@ def test_bad_input_is_named() -> None:
         engine(images().float())
     with pytest.raises(RamatchError, match="smaller than a patch"):
         engine(images()[:, :, :4])
-    with pytest.raises(RamatchError, match="at most 2"):
+    with pytest.raises(RamatchError, match="at most 2 images"):
         engine.trunk(images(3))
     with pytest.raises(RamatchError, match="batch_size"):
         GraphedRAM(ram, batch_size=0)

@@ -96,7 +96,7 @@ def test_taps_keep_their_order_beyond_ten_layers():
     vision = TowerConfig(16, 12, 2, 16, patch=8, image=16, stem_norm=True)
     ram = RAM(Backbone(vision, None, 8, Preprocess((16, 16))), preset("ramatch", adapted_layers=12, visual_prompts=0))
     pixels = pictures(2, 16, 16)
-    taps = ram.trunk(ram.preprocess.normalize(pixels)).taps
+    taps = ram.region_set.stem(ram.backbone, ram.preprocess.normalize(pixels)).taps
     kept = keep(ram, pixels).taps
     assert len(kept) == 12
     for ours, theirs in zip(kept, taps, strict=True):

@@ -159,7 +159,7 @@ class VisionTower(nn.Module):
         else:
             x = self._embed_bytes(pixels, self.offset, h, w)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1) + self.grid_positions(h, w)
-        return self.stem(x)
+        return _normed(x, self.stem) if isinstance(self.stem, nn.LayerNorm) else x
 
     def _embed_bytes(self, pixels: Tensor, offset: float, h: int, w: int) -> Tensor:
         """uint8 (B, 3, height, width) → patches (B, h·w, W); a convolution that does not overlap is one product."""

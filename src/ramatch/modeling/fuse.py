@@ -2,7 +2,7 @@
 
 The copy is a RAM like any other and runs the same pass; only its modules are simpler. All of it is exact algebra, done
 in float32 or better before the last rounding: pixel normalization into the patch embedding (so it takes uint8 images),
-LayerScale into output projections, BatchNorm into the convolutions of TSS.
+LayerScale into output projections, BatchNorm into the convolutions of TSS, its weight beside SAA into its way back.
 
 Half precision: the tower runs in its own type, bfloat16 say; TSS and similarities, whose values norms keep in bounds,
 in float16, which is eight times finer; the global feature, matching and scores in float32.
@@ -30,17 +30,9 @@ def fuse(ram: RAM, dtype: torch.dtype | None = None) -> RAM:
     fine = torch.float16 if device.type == "cuda" and dtype == torch.bfloat16 else dtype
     shape = replace(own.vision.config, layer_scale=False, patch_bias=True)
     with torch.device("meta"):  # no weights yet
-        backbone = Backbone(
-            shape,
-            None,
-            own.dim,
-            own.preprocess,
-            logit_scale=own.logit_scale,
-            global_pool=own.global_pool,
-            name=own.name,
-        )
-        copy = RAM(backbone, ram.config, fused=True)
-    state = _without_batch_norm(ram) | _without_layer_scale(own) | _without_normalization(ram)
+        options = {name: getattr(own, name) for name in ("logit_scale", "global_pool", "name")}
+        copy = RAM(Backbone(shape, None, own.dim, own.preprocess, **options), ram.config, fused=True)
+    state = _adapters(ram) | _without_layer_scale(own) | _without_normalization(ram)
     exact = ("backbone.vision.norm.", "backbone.visual_projection.", "tau_")  # cast where they are used
     kinds = {"backbone.vision.": dtype, "region_set.visual_prompts": dtype, "region_set.": fine}
     for name, value in state.items():
@@ -48,7 +40,7 @@ def fuse(ram: RAM, dtype: torch.dtype | None = None) -> RAM:
         learned = not name.startswith("backbone.")  # training changes it in place
         state[name] = value.to(torch.float32 if name.startswith(exact) else kind, copy=learned)
     copy.load_state_dict(state, assign=True)
-    copy.backbone.vision.offset, copy.workspace_mb = CENTER, ram.workspace_mb
+    copy.backbone.vision.offset, copy.region_set.tss_weight, copy.workspace_mb = CENTER, 1.0, ram.workspace_mb
     if dtype in (torch.bfloat16, torch.float16):
         copy.region_set.region_dtype = fine
     return copy.requires_grad_(False).eval()
@@ -76,8 +68,9 @@ def _without_layer_scale(backbone: Backbone) -> dict[str, Tensor]:
     return state
 
 
-def _without_batch_norm(ram: RAM) -> dict[str, Tensor]:
-    """The adapters, with BatchNorm (in evaluation) in the convolutions before it; no label prompts."""
+def _adapters(ram: RAM) -> dict[str, Tensor]:
+    """The adapters, with BatchNorm (in evaluation) in the convolutions before it, and TSS's weight in its way back; no
+    label prompts."""
     state = {k: v for k, v in ram.adapters().items() if not k.startswith("label_set.")}
     for name, stream in ram.region_set.named_modules(prefix="region_set"):
         if not isinstance(stream, Stream):
@@ -90,4 +83,6 @@ def _without_batch_norm(ram: RAM) -> dict[str, Tensor]:
         folded = state[f"{name}.0.weight"].float() * gain.view(-1, 1, 1, 1)
         state[f"{name}.0.weight"] = folded.contiguous(memory_format=torch.channels_last)
         state[f"{name}.0.bias"] = bias - mean * gain
+    for name in [k for k in state if k.endswith(".back.weight")]:
+        state[name] = state[name].float() * ram.region_set.tss_weight
     return state | {"label_set.prompts": torch.zeros(0, 0, 0, device=ram.backbone.device)}

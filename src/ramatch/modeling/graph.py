@@ -124,28 +124,18 @@ class GraphedRAM:
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, plan: bool = False, matcher: str | None = None) -> Output:
         """uint8 images (B, 3, H, W) → `Output` with the present vocabulary; cosines and plan in it if asked for."""
-        labels, way = self._need(), (plan, matcher)
+        labels = self._need()
         self._check(images)
         if len(images) == 0:
             nothing = torch.empty(0, len(labels), device=self.device)
             return Output(nothing, nothing, nothing, nothing)
-        found = []
-        for part in images.split(self.batch_size):
-            with self._tuned(), self._lock:
-                slot = self._encode(part)
-                graph = None if slot is None else self._graph(slot, labels, way)
-                if graph is not None:
-                    found.append(_replay(graph, len(part)))
-                    continue
-                trunk = self.ram.trunk(part.to(self.device)) if slot is None else slot.trunk[: len(part)]
-                found.append(self._pass(trunk, labels, way))
-        return found[0] if len(found) == 1 else Output.cat(found)
+        with self._tuned():
+            return Output.cat([self._run(part, labels, (plan, matcher)) for part in images.split(self.batch_size)])
 
     @torch.inference_mode()
     def trunk(self, images: Tensor) -> Trunk:
         """At most `batch_size` uint8 images (B, 3, H, W) → what to keep for other vocabularies."""
-        self._check(images)
-        self._fits(len(images))
+        self._check(images, at_once=len(images))
         with self._tuned():
             with self._lock:
                 slot = self._encode(images)
@@ -158,17 +148,25 @@ class GraphedRAM:
         self, trunk: Trunk, labels: Labels | None = None, *, plan: bool = False, matcher: str | None = None
     ) -> Output:
         """At most `batch_size` kept trunks with the present vocabulary or another."""
-        labels, way = labels or self._need(), (plan, matcher)
-        self._fits(len(trunk))
+        labels, way, patch = labels or self._need(), (plan, matcher), self.ram.backbone.vision.config.patch
+        self._check(at_once=len(trunk))
         with self._tuned():
             with self._lock:
-                patch = self.ram.backbone.vision.config.patch
                 slot = self._slot(len(trunk), *(n * patch for n in trunk.grid))
-                graph = None if slot is None else self._graph(slot, labels, way)
+                graph = self._graph(slot, labels, way)
                 if slot is not None and graph is not None:
                     for static, value in zip(slot.trunk[: len(trunk)].tensors, trunk.tensors, strict=True):
                         static.copy_(value)
                     return _replay(graph, len(trunk))
+            return self._pass(trunk, labels, way)
+
+    def _run(self, images: Tensor, labels: Labels, way: Way) -> Output:
+        with self._lock:
+            slot = self._encode(images)
+            graph = self._graph(slot, labels, way)
+            if graph is not None:
+                return _replay(graph, len(images))
+            trunk = self.ram.trunk(images.to(self.device)) if slot is None else slot.trunk[: len(images)]
             return self._pass(trunk, labels, way)
 
     def _pass(self, trunk: Trunk, labels: Labels, way: Way) -> Output:
@@ -199,11 +197,10 @@ class GraphedRAM:
                 self._slots[key] = _Slot(images, recorded[1], recorded[0])
         return self._slots.get(key)
 
-    def _graph(self, slot: _Slot, labels: Labels, way: Way) -> tuple[torch.cuda.CUDAGraph, Output] | None:
-        """Graph of the slot's second half and where its result is, with the labels in place; None where there is no
-        graph."""
+    def _graph(self, slot: _Slot | None, labels: Labels, way: Way) -> tuple[torch.cuda.CUDAGraph, Output] | None:
+        """Graph of a slot's second half and where its result is, with the labels in place; None where there is none."""
         config = self.ram.config if way[1] is None else self.ram.config.replace(matcher=way[1])
-        if self.recorder is None or on_host(config):
+        if slot is None or self.recorder is None or on_host(config):
             return None
         static = self._place(labels)
         if way not in slot.ways and self._patient((tuple(slot.images.shape), way)):
@@ -261,22 +258,15 @@ class GraphedRAM:
             finally:
                 torch.backends.cudnn.benchmark = before
 
-    # ------------------------------------------------------------------------------------------------ checks
-
-    def _check(self, images: Tensor) -> None:
-        if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
-            raise RamatchError(
-                f"GraphedRAM takes uint8 images (B, 3, H, W), got {images.dtype} {tuple(images.shape)}; "
-                "it normalizes them itself"
-            )
-        if min(images.shape[2:]) < (patch := self.ram.backbone.vision.config.patch):
+    def _check(self, images: Tensor | None = None, at_once: int = 0) -> None:
+        if images is not None and (images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8):
+            got = f"{images.dtype} {tuple(images.shape)}"
+            raise RamatchError(f"GraphedRAM takes uint8 images (B, 3, H, W), got {got}; it normalizes them itself")
+        patch = self.ram.backbone.vision.config.patch
+        if images is not None and min(images.shape[2:]) < patch:
             raise RamatchError(f"images of {tuple(images.shape[2:])} pixels are smaller than a patch ({patch})")
-
-    def _fits(self, count: int) -> None:
-        if count > self.batch_size:
-            raise RamatchError(
-                f"GraphedRAM was made for at most {self.batch_size} images at once (batch_size), got {count}"
-            )
+        if at_once > self.batch_size:
+            raise RamatchError(f"GraphedRAM takes at most {self.batch_size} images at once (batch_size), got {at_once}")
 
     def _need(self) -> Labels:
         if self._vocabulary is None:

@@ -34,8 +34,7 @@ __all__ = ["RAM", "TSS", "Labels", "Output", "RegionSet", "Stream", "Streams", "
 
 
 class Stream(nn.Sequential):
-    """Convolution, BatchNorm, GELU: (B, W, H, W') → (B, D, H, W'). In a fused one BatchNorm is part of the
-    convolution."""
+    """Convolution, BatchNorm (part of it in a fused one), GELU: (B, W, H, W') → (B, D, H, W')."""
 
     def __init__(self, width: int, dim: int, kernel: int, fused: bool = False) -> None:
         conv = nn.Conv2d(width, dim, kernel, padding=kernel // 2, bias=fused)
@@ -127,6 +126,7 @@ class RegionSet(nn.Module):
         self.region_dtype: torch.dtype | None = None  # of regions, where it is finer than the tower's (see `fuse`)
         # weight of SAA and of TSS in the adapted layers: the mean of the two when both are on (Eq. 5)
         self.weight = 0.5 if config.combine == "mean" and self.tss and config.saa_layers != 0 else 1.0
+        self.tss_weight = self.weight * config.tss_share  # of TSS outside training
 
     @torch.no_grad()
     def stem(self, backbone: Backbone, pixels: Tensor, *, class_only: bool = False) -> Streams:
@@ -205,7 +205,7 @@ class RegionSet(nn.Module):
 
     def regions(self, backbone: Backbone, trunk: Trunk, labels: Tensor, workspace_mb: int = 1024) -> Tensor:
         """Regions (B, M, D), not normalized, for labels (N, D): Eq. 5, then the frozen norm and projection."""
-        local, weight = trunk.local, self.weight * (1.0 if self.training else self.config.tss_share)
+        local, weight = trunk.local, self.weight if self.training else self.tss_weight
         for tss, point, area in zip(self.tss, trunk.streams[::2], trunk.streams[1::2], strict=True):
             added = tss(point, area, trunk.grid, labels, workspace_mb)
             local = local + (added if weight == 1.0 else added * weight)

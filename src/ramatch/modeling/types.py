@@ -38,8 +38,7 @@ class Labels:
 @dataclass(frozen=True)
 class Streams:
     """State between layers: main stream x (B, 1+M, W); rows and columns of the grid; base of the local stream (B, M,
-    W), None before it starts; sum of SAA over the adapted layers; inputs of TSS (B, M, W), one for each adapted layer
-    so far."""
+    W), None before it starts; sum of SAA over the adapted layers; input of TSS (B, M, W) at each of those so far."""
 
     x: Tensor
     grid: tuple[int, int]
@@ -48,13 +47,12 @@ class Streams:
     taps: tuple[Tensor, ...] = ()
 
     def local(self, weight: float) -> Tensor:
-        """Local stream (B, M, W) with SAA of the adapted layers weighted; the main stream's patches if it never
-        started."""
+        """Local stream (B, M, W), SAA of the adapted layers weighted; the main one's patches if it never started."""
         if self.base is None:
             return self.x[:, 1:]
         if self.found is None:
             return self.base
-        return self.base + (self.found if weight == 1.0 else weight * self.found)
+        return torch.add(self.base, self.found, alpha=weight)
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,7 @@ class Trunk:
     """What of B images no vocabulary changes.
 
     image: global feature (B, D), not normalized. local: local stream of patches without TSS (B, M, W). streams: the two
-    streams of TSS at each adapted layer, before they look at labels, (B, M, D) each. grid: rows and columns, M = rows ·
-    columns.
+    of TSS at each adapted layer, before they look at labels, (B, M, D) each. grid: rows and columns of the M regions.
     """
 
     image: Tensor
@@ -134,5 +131,7 @@ class Output:
 
     @staticmethod
     def cat(parts: Sequence[Output]) -> Output:
+        if len(parts) == 1:
+            return parts[0]
         joined = {id(same[0]): torch.cat(same) for same in zip(*(p.tensors for p in parts), strict=True)}
         return parts[0].map(lambda t: joined[id(t)])

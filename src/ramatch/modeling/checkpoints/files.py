@@ -32,26 +32,18 @@ WEIGHTS = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bi
 
 def download(name: str) -> Path:
     """A hub id's files on this machine, fetched if need be."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
 
-    looks_local = (
-        name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".pt", ".bin", ".safetensors"))
-    )
-    if looks_local:
+    a_file = name.endswith((".pt", ".bin", ".safetensors"))
+    if a_file or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise RamatchError(f"no such file or folder: {name}")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except (RepositoryNotFoundError, HFValidationError):
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise RamatchError(
             f"'{name}' is neither a local folder nor a model on the Hugging Face hub; check the spelling"
         ) from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") else ""
         raise RamatchError(
             f"'{name}' is not on this machine and the Hugging Face hub cannot be reached{offline}; "
@@ -83,11 +75,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model", "net", "module"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        found = {k: v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, dict) else {}
-    if not found:
+    named = found.items() if isinstance(found, dict) else ()
+    tensors = {name.removeprefix("module."): value for name, value in named if isinstance(value, Tensor)}
+    if not tensors:
         raise RamatchError(f"{path}: holds no tensors")
-    return {name.removeprefix("module."): value for name, value in found.items()}
+    return tensors
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -110,8 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_preprocess(folder: Path, size: tuple[int, ...], own: tuple[tuple, tuple]) -> Preprocess:
-    """Mean and standard deviation from preprocessor_config.json where it is there, else `own`; the size is the
-    tower's."""
+    """Mean and deviation from preprocessor_config.json where it is there, else `own`; the size is the tower's."""
     file = folder / "preprocessor_config.json"
     raw = read_json(file) if file.is_file() else {}
     return Preprocess((size[0], size[1]), tuple(raw.get("image_mean", own[0])), tuple(raw.get("image_std", own[1])))

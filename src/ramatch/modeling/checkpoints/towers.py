@@ -28,24 +28,16 @@ LONGEST = 64  # tokens of a caption
 
 
 @dataclass(frozen=True)
-class Vision:
-    """A vision tower: its shape, its weights under our names, and what its pixels are normalized with."""
+class Tower:
+    """Shape and weights under our names; of a vision tower also what its pixels are normalized with, of a text tower
+    its tokenizer."""
 
     name: str
     config: TowerConfig
     state: dict[str, Tensor]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text tower: its shape, its weights under our names, and its tokenizer."""
-
-    name: str
-    config: TowerConfig
-    state: dict[str, Tensor]
-    tokenizer: Tokenizer | None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    tokenizer: Tokenizer | None = None
 
 
 class Family(NamedTuple):
@@ -77,7 +69,7 @@ TEXT = {
 }
 
 
-def read_vision(name: str | Path) -> Vision:
+def read_vision(name: str | Path) -> Tower:
     """The vision tower of a folder, a hub id or a state-dict file."""
     folder, raw, kind = _open(name)
     if kind in TEXT and kind not in VISION:
@@ -85,13 +77,13 @@ def read_vision(name: str | Path) -> Vision:
     if kind not in VISION:
         whole = load_backbone(name)
         pre, tower = whole.preprocess, whole.vision
-        return Vision(folder.name, tower.config, dict(tower.state_dict()), pre.mean, pre.std)
+        return Tower(folder.name, tower.config, dict(tower.state_dict()), pre.mean, pre.std)
     config, state = _read(VISION[kind], folder, raw)
     pre = read_preprocess(folder, (config.image, config.image), VISION[kind].pixels)
-    return Vision(folder.name, config, state, pre.mean, pre.std)
+    return Tower(folder.name, config, state, pre.mean, pre.std)
 
 
-def read_text(name: str | Path) -> Text:
+def read_text(name: str | Path) -> Tower:
     """The text tower of a folder, a hub id or a state-dict file."""
     folder, raw, kind = _open(name)
     if kind in VISION and kind not in TEXT:
@@ -99,11 +91,11 @@ def read_text(name: str | Path) -> Text:
     if kind not in TEXT:
         whole = load_backbone(name)
         tower = whole.require_text("--text")
-        return Text(folder.name, tower.config, dict(tower.state_dict()), whole.tokenizer)
+        return Tower(folder.name, tower.config, dict(tower.state_dict()), tokenizer=whole.tokenizer)
     config, state = _read(TEXT[kind], folder, raw)
     if TEXT[kind].shape is roberta_config:
         state["positions"] = state["positions"][first_position(raw) :]
-    return Text(folder.name, config, state, Tokenizer.from_folder(folder, min(config.context, LONGEST)))
+    return Tower(folder.name, config, state, tokenizer=Tokenizer.from_folder(folder, min(config.context, LONGEST)))
 
 
 def _read(family: Family, folder: Path, raw: dict[str, Any]) -> tuple[TowerConfig, dict[str, Tensor]]:

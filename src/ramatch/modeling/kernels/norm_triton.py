@@ -124,7 +124,7 @@ def _tile(width: int) -> dict[str, int]:
 def forward(
     x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, keep: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x + y (x itself without y), its LayerNorm over the last axis, mean and 1/deviation of rows (empty unless kept)."""
+    """x + y (x itself without y), its LayerNorm over the last axis, mean and 1/deviation of rows if they are kept."""
     x = x.contiguous()
     y = None if y is None else y.contiguous()
     width, count = x.shape[-1], x.numel() // x.shape[-1]
