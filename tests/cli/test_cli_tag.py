@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cli_helpers import LABELS, put_photos
 
-import ramatch.recognizer
+import ramatch.batching
 from ramatch.cli import main
 from ramatch.errors import RamatchError
 from ramatch.prediction import Prediction
@@ -194,7 +194,7 @@ def test_many_images_are_not_held_in_memory(tag, photos, tmp_path, monkeypatch, 
             most = max(most, len(alive))
             yield found
 
-    monkeypatch.setattr(ramatch.recognizer, "predict_files", many)
+    monkeypatch.setattr(ramatch.batching, "predict_files", many)
     result = tag(photos, "--labels", "cat,dog", "--format", form, "--report", tmp_path / "out.html")
     assert result.code == 0
     assert (tmp_path / "out.html").read_text().count('<article class="card"') == 40

@@ -79,8 +79,7 @@ class Block(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of x (B, T, W), each (B, heads, T, W/heads); queries of the first so many tokens
-        only."""
+        """Query, key and value of x (B, T, W), each (B, heads, T, W/heads); queries of the first so many tokens."""
         x = x if self.post else _normed(x, self.ln1)
         if queries is None:
             q, k, v = self.qkv(x).chunk(3, dim=-1)

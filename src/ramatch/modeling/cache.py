@@ -30,8 +30,7 @@ class TrunkCache:
         return [tensor for trunk in self._trunks.values() for tensor in trunk.tensors]
 
     def get(self, images: Sequence[Tensor], make: Callable[[Tensor], Trunk]) -> Trunk:
-        """Trunk of a batch: uint8 images (3, H, W), of which `make` gets those that are new, each once, as (B, 3, H,
-        W)."""
+        """Trunk of a batch of uint8 images (3, H, W); `make` gets the new ones, each once, as (B, 3, H, W)."""
         if not self.size:
             return make(torch.stack(list(images)))
         keys = [_key(image) for image in images]

@@ -69,8 +69,7 @@ def _without_layer_scale(backbone: Backbone) -> dict[str, Tensor]:
 
 
 def _adapters(ram: RAM) -> dict[str, Tensor]:
-    """The adapters, with BatchNorm (in evaluation) in the convolutions before it, and TSS's weight in its way back; no
-    label prompts."""
+    """The adapters but label prompts, with BatchNorm in the convolutions before it and TSS's weight in its way back."""
     state = {k: v for k, v in ram.adapters().items() if not k.startswith("label_set.")}
     for name, stream in ram.region_set.named_modules(prefix="region_set"):
         if not isinstance(stream, Stream):

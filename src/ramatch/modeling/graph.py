@@ -35,8 +35,7 @@ class Recorder:
 
     def record(self, function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of `function` and its result, whose tensors every replay rewrites. Runs it a few times first, so that
-        kernels are compiled, algorithms chosen and handles made; then once more for the recording, so it must not
-        mind."""
+        kernels are compiled, algorithms chosen and handles made; then once more for the recording."""
         with torch.cuda.device(self.device):
             if self._stream is None:
                 self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -219,8 +218,7 @@ class GraphedRAM:
                 static.copy_(value)
             self._static = replace(old, names=labels.names)
         else:
-            unit, tss, *rest = (t.detach().to(self.device, copy=True) for t in labels.tensors)
-            self._static = Labels(labels.names, unit, tss, *rest)
+            self._static = labels.map(lambda t: t.detach().to(self.device, copy=True))
             for slot in self._slots.values():
                 slot.ways.clear()
         self._placed = labels

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,18 +12,10 @@ from torch import Tensor
 from ..config import RAMConfig
 from ..errors import require
 from ..ot import match_scores, solve_batch
+from .types import Match
 
 TRANSPORT = ("kcot", "ot")  # matchers that solve a transport problem
 FLOOR = 1e-30  # smallest teacher assignment, so that its logarithm is finite
-
-
-@dataclass(frozen=True)
-class Match:
-    """plan (B, M, N), its region marginal (B, M), and the solver's iterations (B,) where one ran."""
-
-    plan: Tensor
-    marginal: Tensor
-    n_iter: Tensor | None = None
 
 
 def transport_cost(sim: Tensor, scale: float) -> Tensor:
@@ -59,8 +50,7 @@ def _transport(cost: Tensor, u: Tensor, eps: float, config: RAMConfig, cost_rang
 def kcot(
     sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
 ) -> Match:
-    """Knowledge-constrained optimal transport (Eq. 6): LPD on the region side, TKT in the cost when a teacher is
-    given."""
+    """Knowledge-constrained optimal transport (Eq. 6, 10–12): LPD for regions, with a teacher TKT in the cost."""
     cost, eps, reach = transport_cost(sim, scale), config.lambda1, 1.0
     if config.tkt and teacher is not None and targets is not None:
         guide = teacher_plan(teacher, targets, scale, config)
@@ -118,8 +108,7 @@ def match(
 
 
 def on_host(config: RAMConfig) -> bool:
-    """Whether matching asks the CPU, for the assignment or for when to stop a whole batch, so that no CUDA graph can
-    hold it."""
+    """Whether matching asks the CPU (the assignment; when to stop a whole batch), so that no CUDA graph can hold it."""
     return config.matcher == "bipartite" or (config.matcher in TRANSPORT and config.stop == "scaling")
 
 

@@ -324,8 +324,7 @@ class RAM(nn.Module):
     def forward(
         self, pixels: Tensor | Streams, labels: Sequence[str] | Labels, targets: Tensor | None = None
     ) -> Output:
-        """Images (B, 3, H, W) (or their kept stem) and N labels → `Output`. With targets (B, N) the teacher guides the
-        plan."""
+        """Images (B, 3, H, W) or kept stems, N labels → `Output`. With targets (B, N) the teacher guides the plan."""
         names = labels.names if isinstance(labels, Labels) else tuple(labels)
         encoded = labels if isinstance(labels, Labels) else self.encode_labels(names)
         if targets is None or self.config.matcher != "kcot" or not self.config.tkt:

@@ -85,29 +85,29 @@ class LabelSet(nn.Module):
         if self.mode in ("coop", "dualcoop"):
             found = torch.stack([self._contextual(backbone, labels, context) for context in self.prompts])
             return found[0] if self.mode == "coop" else found
-        sentences = [t.replace("{}", label) for label in labels for t in templates]
-        features = backbone.project_text(self._pooled(backbone, sentences))
-        if len(templates) == 1:
-            return features
-        return F.normalize(features, dim=-1).unflatten(0, (-1, len(templates))).mean(1)
+        return self._features(backbone, labels, templates)
 
     def frozen(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
-        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept from one step to the
-        next."""
+        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept for the next step."""
         if backbone.text is None:
             return backbone.label_features(labels)
         key, last = (tuple(labels), backbone.device, backbone.dtype), self._teacher
         if last is not None and last[0] == key:
             return last[1]
         with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
-            text = backbone.require_text("the teacher")
-            found = []
-            for template in self.config.templates:
-                x, lengths = self._prefix(backbone, [template.replace("{}", label) for label in labels])
-                found.append(backbone.project_text(text.pool(text.run(x, lengths, self.start), lengths)))
-            features = found[0] if len(found) == 1 else torch.stack([F.normalize(f, dim=-1) for f in found]).mean(0)
+            features = self._features(backbone, labels, self.config.templates, prompted=False)
         self._teacher = (key, features)
         return features
+
+    def _features(
+        self, backbone: Backbone, labels: Sequence[str], templates: Sequence[str], prompted: bool = True
+    ) -> Tensor:
+        """Each label in each template; the mean of the templates' unit features, (N, D)."""
+        sentences = [template.replace("{}", label) for label in labels for template in templates]
+        features = backbone.project_text(self._pooled(backbone, sentences, prompted))
+        if len(templates) == 1:
+            return features
+        return F.normalize(features, dim=-1).unflatten(0, (-1, len(templates))).mean(1)
 
     def forget(self) -> None:
         """Drop the kept prefixes (the backbone's weights, device or type changed)."""
@@ -141,20 +141,20 @@ class LabelSet(nn.Module):
                 padded = x
         if padded is None:
             counts = [found[s][1] for s in sentences]
-            rows, size = [found[s][0][: max(counts)] for s in sentences], max(counts)
-            # one copy for all where it can be
-            alike = min(map(len, rows)) == size
+            size = max(counts)
+            rows = [found[s][0][:size] for s in sentences]
+            alike = min(map(len, rows)) == size  # one copy for all
             padded = torch.stack(rows) if alike else nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths = torch.tensor(counts, device=backbone.device)
         self._kept = kept | found if len(kept) + len(fresh) <= KEEP else {}
         self._padded = (key, padded, lengths)
         return padded, lengths
 
-    def _pooled(self, backbone: Backbone, sentences: Sequence[str]) -> Tensor:
-        """Last layers, with deep prompts inserted after the first token and removed after each layer; (S, W)."""
+    def _pooled(self, backbone: Backbone, sentences: Sequence[str], prompted: bool) -> Tensor:
+        """Last layers (Eq. 2), deep prompts put in after the first token and taken out after each layer; (S, W)."""
         text = backbone.require_text("encoding labels")
         x, lengths = self._prefix(backbone, sentences)
-        if self.mode != "deep":
+        if self.mode != "deep" or not prompted:
             return text.pool(text.run(x, lengths, self.start), lengths)
         r = self.config.prompt_tokens
         mask = text.mask(lengths + r, x.shape[1] + r)

@@ -1,19 +1,52 @@
-"""What the halves of the pass hand on: labels, layers' state, trunks, outputs."""
+"""What the halves of the pass hand on: labels, layers' state, trunks, matches, outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from .matching import Match
+
+class Tensors:
+    """A frozen dataclass of tensors, also in tuples or in others of this kind; anything else in it stays as it is."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        def of(value: Any) -> Any:
+            if isinstance(value, Tensors):
+                return value.map(function)
+            if isinstance(value, tuple) and value and isinstance(value[0], Tensor):
+                return tuple(map(function, value))
+            return function(value) if isinstance(value, Tensor) else value
+
+        return replace(self, **{name: of(value) for name, value in vars(self).items()})  # type: ignore[type-var]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        found: list[Tensor] = []
+        self.map(lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+        return found
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Joined along the first axis, which all tensors share."""
+        joined = (torch.cat(same) for same in zip(*(part.tensors for part in parts), strict=True))
+        return parts[0] if len(parts) == 1 else parts[0].map(lambda _: next(joined))
 
 
 @dataclass(frozen=True)
-class Labels:
+class Match(Tensors):
+    """plan (B, M, N), its region marginal (B, M), and the solver's iterations (B,) where one ran."""
+
+    plan: Tensor
+    marginal: Tensor
+    n_iter: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Labels(Tensors):
     """An encoded vocabulary: names, unit features, the features TSS looks at, DualCoOp's negatives; each (N + K, D),
     where the last K belong to the background: labels that compete in matching but are not asked for."""
 
@@ -24,10 +57,6 @@ class Labels:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in (self.unit, self.tss, self.negative) if t is not None)
 
     @property
     def directions(self) -> Tensor:
@@ -56,7 +85,7 @@ class Streams:
 
 
 @dataclass(frozen=True)
-class Trunk:
+class Trunk(Tensors):
     """What of B images no vocabulary changes.
 
     image: global feature (B, D), not normalized. local: local stream of patches without TSS (B, M, W). streams: the two
@@ -74,25 +103,12 @@ class Trunk:
     def __getitem__(self, rows: slice | Tensor) -> Trunk:
         return self.map(lambda t: t[rows])
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.image, self.local, *self.streams)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Trunk:
-        image, local, *streams = map(function, self.tensors)
-        return Trunk(image, local, tuple(streams), self.grid)
-
     def clone(self) -> Trunk:
         return self.map(torch.clone)
 
-    @staticmethod
-    def cat(parts: Sequence[Trunk]) -> Trunk:
-        image, local, *streams = (torch.cat(t) for t in zip(*(p.tensors for p in parts), strict=True))
-        return Trunk(image, local, tuple(streams), parts[0].grid)
-
 
 @dataclass(frozen=True)
-class Output:
+class Output(Tensors):
     """Scores s_R and s_G (B, N) (Eq. 14), and where they were asked for: cosine of each label's best region (B, N), the
     score by the model's rule (B, N), cosines of regions and labels (B, M, N) and the match.
 
@@ -112,26 +128,3 @@ class Output:
         """Cosine of each label's best region (B, N), of an output that was asked for it."""
         assert self.best_region is not None
         return self.best_region
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        m = self.match
-        own = (self.region, self.image, self.best_region, self.scores, self.sim)
-        found = own if m is None else (*own, m.plan, m.marginal, m.n_iter)
-        return tuple(t for t in found if t is not None)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Output:
-        def of(value: Any) -> Any:
-            return None if value is None else function(value)
-
-        m = self.match
-        found = None if m is None else Match(of(m.plan), of(m.marginal), of(m.n_iter))
-        own = {name: of(getattr(self, name)) for name in ("region", "image", "best_region", "scores", "sim")}
-        return Output(**own, match=found, mass=self.mass, grid=self.grid)
-
-    @staticmethod
-    def cat(parts: Sequence[Output]) -> Output:
-        if len(parts) == 1:
-            return parts[0]
-        joined = {id(same[0]): torch.cat(same) for same in zip(*(p.tensors for p in parts), strict=True)}
-        return parts[0].map(lambda t: joined[id(t)])

@@ -29,8 +29,7 @@ LONGEST = 64  # tokens of a caption
 
 @dataclass(frozen=True)
 class Tower:
-    """Shape and weights under our names; of a vision tower also what its pixels are normalized with, of a text tower
-    its tokenizer."""
+    """Shape and weights under our names; a vision tower's mean and deviation of pixels, a text tower's tokenizer."""
 
     name: str
     config: TowerConfig
@@ -99,8 +98,7 @@ def read_text(name: str | Path) -> Tower:
 
 
 def _read(family: Family, folder: Path, raw: dict[str, Any]) -> tuple[TowerConfig, dict[str, Tensor]]:
-    """Shape and weights. A tower alone is written with its prefix by some releases and heads and without it by
-    others."""
+    """Shape and weights. Some releases and models with heads write a tower's prefix, others do not."""
     config, tensors = family.shape(raw), read_weights(folder)
     return config, translate(family.reader, take(tensors, family.prefix) or tensors, folder.name)
 

@@ -21,8 +21,7 @@ NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def triton_kernels(name: str, x: Tensor) -> ModuleType | None:
-    """The kernels if they can run on x: on a GPU with Triton, or under TRITON_INTERPRET=1; of a type and width they
-    know."""
+    """The kernels if they can run on x: on a GPU with Triton or under TRITON_INTERPRET=1; of a type and width known."""
     if torch.compiler.is_compiling() or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return None
     try:
