@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-out
+SOURCES := src tests benchmarks scripts
 
-.PHONY: demo test lint types install clean
+.PHONY: install demo test lint types docs tables bench clean
 
 install: $(VENV)/.installed
 
@@ -14,24 +15,35 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/pip install -q -e '.[all]'
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install -q -e '.[dev]'
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(BIN)/pip install -q -e '.[$*]'
 	touch $@
 
 demo: $(VENV)/.installed  ## tag the bundled photographs with the bundled model and write a page
 	mkdir -p $(OUT)
-	$(BIN)/ramatch tag "$$($(BIN)/python -c 'import ramatch.assets as a; print(a.photo_paths()[0].parent)')" --vocabulary everyday --top 8 --threshold 0.5 --report $(OUT)/report.html
+	$(BIN)/ramatch tag "$$($(BIN)/python -c 'import ramatch.assets as a; print(a.photo_paths()[0].parent)')" \
+	  --vocabulary everyday --top 8 --threshold 0.5 --report $(OUT)/report.html
 	@echo "open $(OUT)/report.html"
 
 test: $(VENV)/.installed-dev lint types  ## linter, type checker, tests
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy src/ramatch
 
+docs: $(VENV)/.installed-docs  ## pages and API reference in site/; a broken reference fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
+tables:  ## the tables of README, docs and the model card from results/*.csv
+	$(PYTHON) scripts/render_tables.py
+
+bench: $(VENV)/.installed  ## speed on this machine, beside baselines; --baseline DIR compares with another checkout
+	$(BIN)/python -m benchmarks.speed
+
 clean:
-	rm -rf $(VENV) $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OUT) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

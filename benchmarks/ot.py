@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ramatch.ot import match_scores, solve_batch
-from ramatch.ot._backend import kernels
+from ramatch.ot._loops import has_kernels
 
 GPU_SIZES = ((512, 196, 17), (512, 196, 65), (512, 196, 1006), (32, 196, 1006))
 CPU_SIZES = ((64, 196, 17), (64, 196, 65), (16, 196, 1006))
@@ -92,11 +92,9 @@ def bench_solver(
     options: dict[str, Any] = {"max_iter": 1000, "tol": tol, "cost_range": 1.0}
     ours = solve_batch(cost, EPS, a, b, **options)
     iterations = int(solve_batch(cost, EPS, a, b, check_every=1, **options).n_iter.max())
-    row: dict[str, Any] = {
-        "bench": "solve_batch", "B": batch, "M": regions, "N": labels, "iterations": iterations,
-        "error": row_error(ours.plan, a),
-        "ms": milliseconds(lambda: solve_batch(cost, EPS, a, b, **options), device, repeats),
-    }  # fmt: skip
+    row: dict[str, Any] = {"bench": "solve_batch", "B": batch, "M": regions, "N": labels, "iterations": iterations}
+    row["error"] = row_error(ours.plan, a)
+    row["ms"] = milliseconds(lambda: solve_batch(cost, EPS, a, b, **options), device, repeats)
     del ours
     pot = _pot()
     if pot is None:
@@ -131,11 +129,14 @@ def bench_scores(device: torch.device, size: tuple[int, int, int], *, repeats: i
     res = match_scores(sim, **options)
     ms = milliseconds(lambda: match_scores(sim, **options), device, repeats)
     plain_ms = milliseconds(plain, device, repeats)
-    return {
-        "bench": "match_scores", "B": size[0], "M": size[1], "N": size[2], "ms": ms, "plain_ms": plain_ms,
-        "plain_ratio": plain_ms / ms, "images_per_s": 1e3 * size[0] / ms, "iterations": int(res.n_iter.max()),
-        "converged": bool(res.converged.all()), "difference": float((res.scores - plain()).abs().max()),
-    }  # fmt: skip
+    row: dict[str, Any] = {
+        "bench": "match_scores",
+        **dict(zip("BMN", size, strict=True)),
+        "ms": ms,
+        "plain_ms": plain_ms,
+    }
+    row |= {"plain_ratio": plain_ms / ms, "images_per_s": 1e3 * size[0] / ms, "iterations": int(res.n_iter.max())}
+    return row | {"converged": bool(res.converged.all()), "difference": float((res.scores - plain()).abs().max())}
 
 
 def check_kernels(device: torch.device) -> list[dict[str, Any]]:
@@ -166,11 +167,12 @@ def _check(what: str, size: tuple[int, int, int], eps: float, gap: float, bound:
 
 
 def tune_tiles(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU_SIZES[1:]) -> list[dict[str, Any]]:
-    """The three fastest tiles of the Sinkhorn kernel for each size and type of K, beside the default one. Takes a minute: each
-    tile is compiled."""
-    module = kernels(device)
-    if module is None:
+    """The three fastest tiles of the Sinkhorn kernel for each size and type of K, beside the default one. Takes a
+    minute: each tile is compiled."""
+    if not has_kernels(device):
         return []
+    from ramatch.ot import _sinkhorn_triton as module
+
     rows = []
     for batch, regions, labels in sizes:
         width = module.padded(labels)
@@ -189,11 +191,12 @@ def tune_tiles(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU
 
 
 def tune_solver(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GPU_SIZES[1:3]) -> list[dict[str, Any]]:
-    """The three fastest ways of the solver's kernel for each size, beside its own choice: K in registers or not, tiles, when columns
-    are summed."""
-    module = kernels(device)
-    if module is None:
+    """The three fastest ways of the solver's kernel for each size, beside its own choice: K in registers or not, tiles,
+    when columns are summed."""
+    if not has_kernels(device):
         return []
+    from ramatch.ot import _sinkhorn_triton as module
+
     rows = []
     for size in sizes:
         cost, a = transport_problem(similarities(*size, device))
@@ -215,7 +218,7 @@ def tune_solver(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GP
 def _time_way(module: ModuleType, cost: Tensor, a: Tensor, b: Tensor, way: dict[str, Any]) -> float:
     """Milliseconds of 40 iterations from costs to plans; infinite if the chip cannot hold the tile."""
     reg = torch.full(cost.shape[:1], EPS, device=cost.device)
-    options: dict[str, Any] = {"max_iter": 40, "tol": -1.0, "log_zero": -1e30}
+    options: dict[str, Any] = {"max_iter": 40, "tol": -1.0}
     try:
         return milliseconds(lambda: module.solve(cost, reg, a, b, torch.ones_like(b), **options, **way), cost.device, 5)
     except Exception:  # Triton has its own errors for this, which differ between versions
@@ -249,7 +252,7 @@ def bench_ot(
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     gpu = device.type == "cuda"
     sizes = sizes or (GPU_SIZES if gpu else CPU_SIZES)
-    rows = check_kernels(device) if gpu and kernels(device) is not None else []
+    rows = check_kernels(device) if gpu and has_kernels(device) else []
     rows += [bench_solver(device, size, tol=tol, repeats=repeats) for size in sizes]
     rows += [bench_scores(device, size, repeats=repeats) for size in sizes]
     if many_labels:

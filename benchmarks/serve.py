@@ -45,28 +45,33 @@ class Load:
         done = sorted(self.latencies)
         percentiles = {f"p{p}_ms": round(1000 * _percentile(done, p), 1) if done else None for p in (50, 95, 99)}
         other = sum(n for status, n in self.statuses.items() if status not in (200, 429))
-        return {"what": what, "images_per_s": round(len(done) / max(self.seconds, 1e-9), 1), **percentiles, "answered": len(done),
-                "refused_429": self.statuses.get(429, 0), "other": other, **more}  # fmt: skip
+        return {
+            "what": what,
+            "images_per_s": round(len(done) / max(self.seconds, 1e-9), 1),
+            **percentiles,
+            "answered": len(done),
+            "refused_429": self.statuses.get(429, 0),
+            "other": other,
+            **more,
+        }
 
 
 def bench_serve(
-    model: str = "ramatch-mini",
+    load: Callable[[], Any],
     *,
-    device: str | None = None,
     vocabulary: str = "coco80",
     concurrency: Sequence[int] = (1, 4, 16, 64),
     seconds: float = 5.0,
     max_requests: int = 20_000,
     overload: float = 2.0,
     settings: ServeSettings | None = None,
-    loader: Callable[[], Any] | None = None,
     echo: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Measure and print img/s and p50/p95/p99 at each concurrency and at `overload` times the best throughput.
 
-    Every run ends after `seconds` (at overload: after at most six times as long, for the queue to fill) or
-    `max_requests`, whichever is first. `loader` (picklable) makes the recognizer in
-    place of `model`. Returns {"rows": [...], ...} for JSON.
+    `load` (picklable) makes the recognizer, in the server's process. Every run ends after `seconds` (at overload: after
+    at most six times as long, for the queue to fill) or `max_requests`, whichever is first. Returns {"rows": [...],
+    ...} for JSON.
     """
     if not concurrency or min(concurrency) < 1 or seconds <= 0 or max_requests < 1 or overload <= 0:
         raise RamatchError("bench serve: concurrency, seconds, requests and overload must all be greater than 0")
@@ -74,7 +79,6 @@ def bench_serve(
     settings = settings or ServeSettings(queue_size=max(64, *concurrency), max_images=1)
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    load = loader or partial(_load, model, device)
     child = context.Process(target=_serve, args=(there, load, settings, vocabulary, min(seconds, 10.0)), daemon=True)
     child.start()
     there.close()
@@ -206,9 +210,14 @@ class Connections:
 
 
 async def _measure(
-    connections: Connections, concurrency: Sequence[int], seconds: float, max_requests: int, overload: float, queue: int,
+    connections: Connections,
+    concurrency: Sequence[int],
+    seconds: float,
+    max_requests: int,
+    overload: float,
+    queue: int,
     show: Callable[[dict[str, Any]], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     for _ in range(5):
         await connections.tag()
     rows = []
@@ -229,8 +238,12 @@ async def _measure(
     before = await connections.batch_counters()
     # Long enough for the queue to fill, but bounded.
     load = await _open_loop(connections, rate, min(max(seconds, 2 * queue / best), 6 * seconds), max_requests)
-    row = load.row(f"server, {overload:g}x overload ({rate:.0f}/s sent)", offered_per_s=round(rate, 1), unsent=load.unsent,
-                   images_per_batch=_mean_batch(before, await connections.batch_counters()))  # fmt: skip
+    row = load.row(
+        f"server, {overload:g}x overload ({rate:.0f}/s sent)",
+        offered_per_s=round(rate, 1),
+        unsent=load.unsent,
+        images_per_batch=_mean_batch(before, await connections.batch_counters()),
+    )
     rows.append(row)
     show(row)
     connections.close()
@@ -299,9 +312,13 @@ def _pictures() -> list[bytes]:
 
 def _request(port: int, picture: bytes, vocabulary: str) -> bytes:
     body = (
-        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="vocabulary"\r\n\r\n{vocabulary}\r\n'
-        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="p.jpg"\r\n\r\n'
-    ).encode() + picture + f"\r\n--{_BOUNDARY}--\r\n".encode()  # fmt: skip
+        (
+            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="vocabulary"\r\n\r\n{vocabulary}\r\n'
+            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="p.jpg"\r\n\r\n'
+        ).encode()
+        + picture
+        + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    )
     head = (
         f"POST /v1/tag HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}\r\n"
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\n\r\n"
@@ -335,7 +352,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="per line")
     parser.add_argument("--json", default=None, metavar="F", help="also write the rows to this file")
     args = parser.parse_args(argv)
-    rows = bench_serve(args.model, device=args.device, seconds=args.seconds)
+    rows = bench_serve(partial(_load, args.model, args.device), seconds=args.seconds)
     if args.json:
         write_json(args.json, rows)
 

@@ -32,7 +32,8 @@ def picture(seed: int) -> Image.Image:
 
 def make(fast: bool, device: str = "cpu", calibrator: Calibrator | None = None, **options: object) -> Recognizer:
     torch.manual_seed(0)  # the same weights each time
-    recognizer = Recognizer(tiny_ram("ramatch").to(device), fast=fast, calibrator=calibrator, **options)  # type: ignore[arg-type]
+    options |= {"fast": fast, "calibrator": calibrator}
+    recognizer = Recognizer(tiny_ram("ramatch").to(device), **options)  # type: ignore[arg-type]
     recognizer.set_vocabulary(LABELS)
     return recognizer
 
@@ -61,7 +62,7 @@ def test_predictions_are_those_of_the_plain_path(device, calibrated, engines):
     if calibrated:  # of all three features
         none = torch.zeros(0)
         calibrator = Calibrator(
-            torch.tensor([3.0, 2.0, 1.0]), torch.tensor(-1.0), torch.zeros(3), torch.ones(3), none, none, none
+            torch.tensor([3.0, 2.0, 1.0]), torch.tensor(-1.0), torch.zeros(3), torch.ones(3), none, none
         )
     fast, plain = make(True, device, calibrator), make(False, device, calibrator)
     pictures = [picture(i) for i in range(7)]

@@ -12,7 +12,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ramatch.files import write_atomic, write_json, write_text
+from ramatch.errors import RamatchError
+from ramatch.files import (
+    expect,
+    expect_numbers,
+    parse_json,
+    read_json,
+    read_lines,
+    write_atomic,
+    write_json,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -86,3 +96,35 @@ def test_a_folder_in_the_way(tmp_path):
         write_text(tmp_path, "a")
     assert caught.value.filename == str(tmp_path)
     assert names(tmp_path) == []
+
+
+def test_reading_says_which_file_and_what(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf one \r\n\r\n two\n")
+    assert read_lines(tmp_path / "a.txt") == ["one", "two"]
+    (tmp_path / "b.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(RamatchError, match=r"b\.json: not UTF-8 text \(invalid start byte at byte 7\)"):
+        read_json(tmp_path / "b.json")
+    (tmp_path / "b.json").write_text('{\n"a": }')
+    with pytest.raises(RamatchError, match=r"b\.json: not valid JSON \(line 2: "):
+        read_json(tmp_path / "b.json")
+    with pytest.raises(RamatchError, match=r"none\.json: No such file"):
+        read_json(tmp_path / "none.json")
+    with pytest.raises(RamatchError, match="Is a directory"):
+        read_lines(tmp_path)
+
+
+def test_json_of_strangers():
+    assert parse_json('{"a": "\\ud83d\\ude00", "b": "\\ud83d"}', "x") == {"a": "\U0001f600", "b": "?"}
+    for text in ("[" * 100_000, "9" * 10_000):
+        with pytest.raises(RamatchError, match="x: not usable JSON"):
+            parse_json(text, "x")
+
+
+def test_values_are_of_the_kind_expected():
+    assert expect({"a": 1}, dict, "x") == {"a": 1}
+    with pytest.raises(RamatchError, match=r"x is \[1\]; expected an object"):
+        expect([1], dict, "x")
+    assert expect_numbers(("1", 2), "x") == [1.0, 2.0]
+    for wrong in ("a", None, [], float("nan"), "inf", 10**400):
+        with pytest.raises(RamatchError, match=r"x is .*; expected numbers"):
+            expect_numbers([1, wrong], "x")

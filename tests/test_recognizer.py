@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent / "modeling"))
 from tiny_models import backbone, counted, tiny_ram
 
 from ramatch import Recognizer
-from ramatch.batching import predict_files
 from ramatch.data.images import ImageError
 from ramatch.errors import RamatchError
 from ramatch.evaluation.calibration import Calibrator
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.matching import MATCHERS
+from ramatch.recognizer import predict_files
 
 LABELS = ["cat", "dog", "traffic light", "kite", "person riding a bicycle"]
 BACKGROUND = tuple("red blue large small old riding traffic light photo the in very".split())

@@ -26,7 +26,7 @@ _HOMES = {
     "Backbone": "modeling.backbone",
     "RAM": "modeling.ram",
     "solve_batch": "ot",
-    "read_annotations": "data",
+    "read_annotations": "data.records",
     "evaluate_scores": "evaluation",
 }
 
@@ -49,7 +49,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .config import PRESETS, RAMConfig, preset
-    from .data import read_annotations
+    from .data.records import read_annotations
     from .errors import RamatchError
     from .evaluation import evaluate_scores
     from .modeling.backbone import Backbone

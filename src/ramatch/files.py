@@ -1,19 +1,82 @@
-"""Writing files so that a crash leaves either the old one or the new one, never half of one."""
+"""Files: read with errors for people, written so that a crash leaves the old one or the new one, never half of one."""
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import RamatchError
 
+T = TypeVar("T")
 
-def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
+
+def read_text(path: str | Path) -> str:
+    """UTF-8 text, with or without a byte order mark."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RamatchError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise RamatchError(f"{path}: {error.strerror or error}") from error
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """Lines of a text file without surrounding space, empty ones left out."""
+    return [line for line in map(str.strip, read_text(path).splitlines()) if line]
+
+
+def read_json(path: str | Path) -> Any:
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, where: object) -> Any:
+    """Parse JSON that a stranger may have written; `where` begins the error message."""
+    try:
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # halves of a character, which no text file can hold, become question marks
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        return value
+    except json.JSONDecodeError as error:
+        raise RamatchError(f"{where}: not valid JSON (line {error.lineno}: {error.msg})") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # numbers of thousands of digits, thousands of brackets
+        raise RamatchError(f"{where}: not usable JSON ({error or 'out of memory'})") from error
+
+
+def expect(value: Any, kind: type[T], where: object) -> T:
+    """`value`, which must be of that kind: what a stranger's file holds is checked with this, once."""
+    if isinstance(value, kind):
+        return value
+    kinds: dict[Any, str] = {dict: "an object", list: "a list", str: "text"}
+    raise RamatchError(f"{where} is {shown(value)}; expected {kinds[kind]}")
+
+
+def expect_numbers(values: Iterable[Any], where: object) -> list[float]:
+    """Finite numbers, given as such or as text."""
+    values = list(values)
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError, OverflowError):
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
+        raise RamatchError(f"{where} is {shown(values)}; expected numbers")
+    return numbers
+
+
+def shown(value: Any) -> str:
+    """A value for an error message, short."""
+    try:
+        return repr(value)[:80]
+    except (RecursionError, ValueError):  # nested hundreds deep, or a number of thousands of digits
+        return f"a strange {type(value).__name__}"
+
+
+def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary file beside `path`, flush it to disk, then rename it into place.
 
     A link is followed; a pipe or device (`/dev/stdout`) is written to as it is, because it must not be replaced.
@@ -47,10 +110,8 @@ def write_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomic(path, write)
+    content = text.encode()
+    write_atomic(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast, overload
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batching import Loaded, chunks, is_single, source_of
 from .config import RAMConfig
 from .config import preset as named_preset
 from .data.images import load_image
+from .data.prefetch import Loaded, chunks, is_single, prefetch, source_of
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator
 from .files import write_json
@@ -221,6 +221,20 @@ class Recognizer:
         if matcher is not None and matcher not in MATCHERS:
             raise RamatchError(f"unknown matcher '{matcher}'; known: {', '.join(MATCHERS)}")
         return vocabulary
+
+
+def predict_files(
+    recognizer: Recognizer,
+    paths: Sequence[str | Path],
+    *,
+    batch_size: int = 16,
+    failed: list[tuple[str, str]] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Iterator[Prediction]:
+    """Predictions of many files, in order (see `prefetch`). `options`: those of `Recognizer.predict_loaded`."""
+    for batch in prefetch(paths, recognizer.load, batch_size, failed, progress):
+        yield from recognizer.predict_loaded(batch, **options)
 
 
 def zero_shot(config: RAMConfig, backbone: Backbone) -> RAMConfig:

@@ -15,9 +15,14 @@ from ramatch.serve.settings import ServeSettings
 def test_batching_beats_one_at_a_time_and_overload_is_refused() -> None:
     lines: list[str] = []
     result = bench_serve(
-        loader=partial(FakeRecognizer, seconds=0.05), concurrency=(1, 8), seconds=0.8, overload=4.0, echo=lines.append,
-        settings=ServeSettings(queue_size=8, max_batch=8), vocabulary="voc20",
-    )  # fmt: skip
+        partial(FakeRecognizer, seconds=0.05),
+        concurrency=(1, 8),
+        seconds=0.8,
+        overload=4.0,
+        echo=lines.append,
+        settings=ServeSettings(queue_size=8, max_batch=8),
+        vocabulary="voc20",
+    )
     one, single, eight, flood = result["rows"]
     # A call costs 50 ms however many images it has: one at a time cannot pass 20/s, eight at a time can.
     assert one["images_per_s"] < 20
@@ -48,6 +53,6 @@ def _broken() -> None:
 
 def test_errors_of_the_server_reach_the_caller() -> None:
     with pytest.raises(RamatchError, match="no such model"):
-        bench_serve(loader=_broken, echo=lambda line: None)  # type: ignore[arg-type]
+        bench_serve(_broken, echo=lambda line: None)
     with pytest.raises(RamatchError, match="greater than 0"):
-        bench_serve(concurrency=(0,))
+        bench_serve(FakeRecognizer, concurrency=(0,))

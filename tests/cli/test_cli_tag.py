@@ -6,17 +6,18 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_helpers import LABELS, put_photos
 
-import ramatch.batching
+import ramatch.recognizer
 from ramatch.cli import main
 from ramatch.errors import RamatchError
 from ramatch.prediction import Prediction
@@ -161,6 +162,45 @@ def test_out_is_written_whole_or_not_at_all(tag, photos, tmp_path, monkeypatch):
     tag(photos, "--labels", "cat", "--out", tmp_path).refused(str(tmp_path), "directory")
 
 
+@pytest.mark.parametrize("option", ["--out", "--report"])
+def test_pictures_are_not_written_over(tag, photos, tmp_path, option):
+    picture = photos / "more" / "img3.webp"
+    before = picture.read_bytes()
+    plain = photos / "scan"  # an image by its content alone
+    plain.write_bytes(before)
+    tag(picture, "--labels", LABELS, option, picture).refused(option, "img3.webp", "overwritten")
+    tag(photos / "img1.png", "--labels", LABELS, option, picture).refused("overwritten")
+    tag(plain, "--labels", LABELS, option, photos / "more" / ".." / "scan").refused("overwritten")
+    assert picture.read_bytes() == plain.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_leaves_no_temporary_file(photos, model, tmp_path, number):
+    """Killed while it writes: the process hangs in its second batch until the signal comes."""
+    folder = tmp_path / "out"
+    code = (
+        "import sys, time, ramatch.recognizer as r\n"
+        "inner, calls = r.Recognizer.predict_loaded, []\n"
+        "def slow(self, *a, **k):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2:\n"
+        "        print('hangs', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    return inner(self, *a, **k)\n"
+        "r.Recognizer.predict_loaded = slow\n"
+        "from ramatch.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    options = ["--model", model, "--batch-size", 1, "--out", folder / "tags.txt", "--report", folder / "page.html"]
+    process = program("tag", photos, "--labels", LABELS, *options, command=["-c", code])
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"hangs\n"
+    assert len(list(folder.iterdir())) == 2  # both are being written
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + number
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("options", [(), ("--threshold", 0.1), ("--top", 2)], ids=["plain", "threshold", "top"])
 def test_report(tag, photos, tmp_path, options):
     result = tag(photos, "--labels", LABELS, "--report", tmp_path / "out.html", *options)
@@ -173,8 +213,9 @@ def test_report(tag, photos, tmp_path, options):
         assert f'title="{name}"' in page
     assert page.count("data-map=") == 4 * {(): 5, ("--top", 2): 2}.get(options, 7)
     answered = [line for line in result.out.splitlines() if not line.startswith(" ")]
-    assert answered == [str(p) for p in (photos / "img1.png", photos / "img2.jpg", photos / "img10.png",
-                                         photos / "more" / "img3.webp")]  # fmt: skip
+    assert answered == [
+        str(p) for p in (photos / "img1.png", photos / "img2.jpg", photos / "img10.png", photos / "more" / "img3.webp")
+    ]
 
 
 @pytest.mark.parametrize("form", ["json", "table"])
@@ -187,14 +228,19 @@ def test_many_images_are_not_held_in_memory(tag, photos, tmp_path, monkeypatch, 
         for i in range(40):
             plan = np.full((16, 2), 1 / 16, np.float32)
             found = Prediction(
-                ("cat", "dog"), np.array([0.2, 0.8]), np.array([0.2, 0.8 + i]), False, (4, 4), plan=plan,
+                ("cat", "dog"),
+                np.array([0.2, 0.8]),
+                np.array([0.2, 0.8 + i]),
+                False,
+                (4, 4),
+                plan=plan,
                 source=str(paths[0]),
-            )  # fmt: skip
+            )
             alive.add(found)
             most = max(most, len(alive))
             yield found
 
-    monkeypatch.setattr(ramatch.batching, "predict_files", many)
+    monkeypatch.setattr(ramatch.recognizer, "predict_files", many)
     result = tag(photos, "--labels", "cat,dog", "--format", form, "--report", tmp_path / "out.html")
     assert result.code == 0
     assert (tmp_path / "out.html").read_text().count('<article class="card"') == 40
@@ -278,12 +324,14 @@ def test_debug_shows_the_traceback(photos):
 # ------------------------------------------------------------------------------------------------ as a program
 
 
-def program(*arguments: object, **environment: str) -> subprocess.Popen:
+def program(*arguments: object, command: Sequence[str] = ("-m", "ramatch"), **environment: str) -> subprocess.Popen:
     paths = os.pathsep.join(p for p in sys.path if p)
     return subprocess.Popen(
-        [sys.executable, "-m", "ramatch", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, *command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+    )
 
 
 def test_a_reader_that_goes_away_is_no_error(photos, model):
@@ -302,14 +350,14 @@ def test_a_report_is_finished_even_if_no_one_reads_the_answers(photos, model, tm
 
         def write(self, text: str) -> int:
             self.writes += 1
-            if self.writes > 3:
+            if self.writes > 2:
                 raise BrokenPipeError
             return super().write(text)
 
     monkeypatch.setattr(sys, "stdout", closed := Closed())
     options = ["--labels", LABELS, "--model", str(model), "--device", "cpu", "--report", str(tmp_path / "r.html")]
     assert main(["tag", str(photos), *options]) == 0
-    assert closed.writes == 4
+    assert closed.writes == 3  # and no more after that
     assert (tmp_path / "r.html").read_text().count('<article class="card"') == 4
 
 

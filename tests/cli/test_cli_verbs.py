@@ -36,9 +36,19 @@ VERBS = verbs(build_parser())
 
 def test_all_verbs_are_there():
     assert {" ".join(v) for v in VERBS} >= {
-        "tag", "explain", "serve", "train", "eval", "calibrate", "align", "adapt", "data check", "data prepare",
-        "import-authors", "study",
-    }  # fmt: skip
+        "tag",
+        "explain",
+        "serve",
+        "train",
+        "eval",
+        "calibrate",
+        "align",
+        "adapt",
+        "data check",
+        "data prepare",
+        "import-authors",
+        "study",
+    }
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
@@ -77,6 +87,22 @@ def test_the_command_line_answers_for_help_without_loading_torch():
 
 
 # ------------------------------------------------------------------------------------------------------- explain
+
+
+def test_names_come_from_one_place(ramatch):
+    from ramatch.assets import vocabulary_names
+    from ramatch.config import MATCHERS
+
+    text = " ".join(ramatch("tag", "--help").out.split())
+    assert f"a bundled list: {', '.join(vocabulary_names())}" in text
+    assert f"--matcher {{{','.join(MATCHERS)}}}" in text
+
+
+def test_the_interface_of_the_server_is_described_without_loading_torch():
+    pytest.importorskip("fastapi")
+    code = "import sys, ramatch.serve.schema as s; s.TagRequest.model_json_schema(); sys.exit('torch' in sys.modules)"
+    paths = {"PYTHONPATH": str(Path(ramatch.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=paths, check=False).returncode == 0
 
 
 @pytest.fixture
@@ -118,13 +144,35 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     assert ramatch("serve").code == 0
     plain = {"device": None, "label_features": None, "backbone": None}
     assert calls.pop() == (
-        ("ramatch-mini",), {"host": "127.0.0.1", "port": 8000, "settings": ServeSettings(), **plain},
-    )  # fmt: skip
+        ("ramatch-mini",),
+        {"host": "127.0.0.1", "port": 8000, "settings": ServeSettings(), **plain},
+    )
     monkeypatch.setenv("RAMATCH_API_KEY", "a long secret")
     ramatch(
-        "serve", "--model", "m", "--backbone", "b", "--label-features", "f", "--device", "cpu", "--host", "::1",
-        "--port", 9, "--queue", 7, "--window-ms", 2.5, "--batch-size", 3, "--cors", "http://a", "--cors", "http://b",
-    )  # fmt: skip
+        "serve",
+        "--model",
+        "m",
+        "--backbone",
+        "b",
+        "--label-features",
+        "f",
+        "--device",
+        "cpu",
+        "--host",
+        "::1",
+        "--port",
+        9,
+        "--queue",
+        7,
+        "--window-ms",
+        2.5,
+        "--batch-size",
+        3,
+        "--cors",
+        "http://a",
+        "--cors",
+        "http://b",
+    )
     (name,), options = calls.pop()
     settings = options.pop("settings")
     assert name == "m"
@@ -133,7 +181,11 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     assert (settings.cors_origins, settings.api_key) == (("http://a", "http://b"), "a long secret")
     monkeypatch.setenv("RAMATCH_API_KEY", "short")
     ramatch("serve").refused("API key")
-    ramatch("serve", "--port", "http").refused("--port")
+    monkeypatch.setenv("RAMATCH_API_KEY", "")  # meant to be a key: an open server is not what was asked for
+    ramatch("serve").refused("API key")
+    monkeypatch.delenv("RAMATCH_API_KEY")
+    for port in ("http", "99999", "-1"):
+        ramatch("serve", "--port", port).refused("--port")
     assert calls == []
 
 
@@ -188,9 +240,19 @@ def test_import_authors(ramatch, photos, tmp_path):
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["ram"]["combine"] == "sum"  # the reference preset
     result = ramatch(
-        "tag", photos / "img1.png", "--labels", LABELS, "--model", tmp_path / "ours", "--device", "cpu",
-        "--format", "json", "--top", 7,
-    )  # fmt: skip
+        "tag",
+        photos / "img1.png",
+        "--labels",
+        LABELS,
+        "--model",
+        tmp_path / "ours",
+        "--device",
+        "cpu",
+        "--format",
+        "json",
+        "--top",
+        7,
+    )
     assert result.code == 0
     (entry,) = json.loads(result.out)
     assert sum(e["probability"] for e in entry["labels"]) == pytest.approx(1, abs=1e-3)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from data_helpers import put, put_json
 
+from ramatch.cli import main
 from ramatch.data import BENCHMARKS, class_list, prepare, read_annotations, read_protocol
 from ramatch.data.benchmarks import apply_protocol, split_classes
 from ramatch.data.benchmarks.common import Owned
@@ -107,6 +108,16 @@ def test_prepare_coco(tmp_path: Path) -> None:
     assert len(a) == 2
     assert a.records[0].load().size == (8, 6)
     assert "48 seen and 17 unseen" in prepared.to_text()
+    assert "about 6,392" in prepared.to_text()
+    warnings = [note for note in prepared.notes if note.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert "without --test-list the test is all of val2014, so figures are not those of the paper" in warnings[0]
+    assert "6,392 images GZSL, 2,729 ZSL" in prepared.to_text()
+
+
+def test_data_prepare_warns_that_the_test_is_not_the_papers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["data", "prepare", "coco", "--root", str(coco_root(tmp_path))]) == 0
+    assert "warning: without --test-list the test is all of val2014" in capsys.readouterr().out
 
 
 def test_prepare_coco_in_place_and_2017(tmp_path: Path) -> None:
@@ -139,6 +150,7 @@ def test_prepare_with_lists_of_images(tmp_path: Path) -> None:
     prepared = prepare("coco", root, test_list=tmp_path / "keep.txt")
     assert prepared.images["test_gzsl"] == 1
     assert "1 of 3 images" in prepared.to_text()
+    assert "warning" not in prepared.to_text()  # the test is the caller's choice
 
 
 # -------------------------------------------------------------------------------------------------- NUS-WIDE
@@ -186,6 +198,8 @@ def nus_root(root: Path, whole: bool) -> Path:
 @pytest.mark.parametrize("whole", [True, False])
 def test_prepare_nuswide(tmp_path: Path, whole: bool) -> None:
     prepared = prepare("nus-wide", nus_root(tmp_path, whole))
+    assert "warning: without --test-list" in prepared.to_text()
+    assert "59,000" in prepared.to_text()
     assert prepared.images == {"train": 2, "test_gzsl": 1, "test_zsl": 1}
     seen = class_list("nuswide_seen925")
     train = content(tmp_path, "train")
@@ -251,6 +265,7 @@ def test_prepare_rap(tmp_path: Path) -> None:
     prepared = prepare("rap", rap_root(tmp_path))
     classes = class_list("rap_classes51")
     assert (prepared.seen, prepared.unseen) == (classes[:35], classes[35:])
+    assert "warning" not in prepared.to_text()
     assert prepared.images == {"train": 7, "test_gzsl": 3, "test_zsl": 3}  # images 7 and 8 show unseen classes
     assert content(tmp_path, "train")["RAP_dataset/CAM01_0.png"] == list(classes[:35])
     assert content(tmp_path, "test_zsl")["RAP_dataset/CAM01_9.png"] == list(classes[35:])

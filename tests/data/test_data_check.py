@@ -69,3 +69,26 @@ def test_many_classes_are_shortened(lists) -> None:
     assert "88 more" in text
     assert text.count("class9") < 20
     assert check(path).to_text(top=None).count("class") > 200
+
+
+@pytest.mark.parametrize(
+    ("classes", "kind", "example"),
+    [
+        (["PERSON", "Car", "car", "dog"], "classes that differ only in case", "Car, car"),
+        (["car", " car ", "dog"], "duplicate class", "car"),
+    ],
+)
+def test_class_names_that_differ_only_by_case_or_space(lists, classes: list[str], kind: str, example: str) -> None:
+    report = check(lists(classes, [["a.png", ["dog"]], ["b.png", ["dog"]]]))
+    issue = report.to_dict()["splits"]["all"]["issues"][kind]
+    assert (issue["count"], issue["examples"]) == (1, [example])
+    assert not report.ok
+    assert "problems found" in report.to_text()
+
+
+def test_class_names_that_occur_are_compared_too(lists) -> None:
+    report = check(lists(None, [["a.png", ["Person", "car"]], ["b.png", ["PERSON", "person", " car "]]]))
+    assert report.parts["all"].annotations.classes == ("car", "PERSON", "Person", "person")
+    assert report.parts["all"].annotations.summary.count("classes that differ only in case") == 2
+    assert not report.ok
+    assert check(lists(None, [["a.png", ["person", "car"]]])).ok

@@ -71,8 +71,8 @@ def test_parquet_without_labels(tmp_path: Path) -> None:
 def test_row_without_picture_is_an_empty_row_or_missing(tmp_path: Path) -> None:
     put(tmp_path, "here.png")
     cells = [{"bytes": None, "path": "here.png"}, {"bytes": None, "path": "gone.png"}, {"bytes": None, "path": None}]
-    table = arrow.table({"image": arrow.array(cells, arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])),
-                         "labels": [["a"]] * 3})  # fmt: skip
+    kind = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    table = arrow.table({"image": arrow.array(cells, kind), "labels": [["a"]] * 3})
     for name, write in {"x.arrow": _write_arrow, "x.parquet": parquet.write_table}.items():
         write(table, tmp_path / name)
         a = read_annotations(tmp_path / name)

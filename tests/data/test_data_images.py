@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from ramatch.data.images import ImageError, ImageTooLargeError, find_images, load_image
 from ramatch.errors import RamatchError
@@ -135,7 +136,8 @@ def test_transparency_becomes_white(mode: str) -> None:
     clear = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
     source = encoded(clear.convert(mode) if mode != "P" else clear.quantize(), "PNG" if mode != "PA" else "TIFF")
     if mode == "PA":
-        source = clear.convert("PA")  # no container keeps this mode; the PIL image itself does
+        source = clear.convert("RGB").convert("P")  # no container keeps this mode; the PIL image itself does
+        source.putalpha(0)
     assert load_image(source).getpixel((1, 1)) == (255, 255, 255)
 
 
@@ -171,6 +173,85 @@ def test_pixel_cap_is_checked_from_the_header() -> None:
     with pytest.raises(ImageTooLargeError):
         load_image(np.zeros((10, 11, 3), np.uint8), max_pixels=100)
     assert load_image(np.zeros((10, 10, 3), np.uint8), max_pixels=100).size == (10, 10)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("depth", [1, 8, 16])
+@pytest.mark.parametrize("size", [(1, 99_999_999), (99_999_999, 1), (1, 65_536)])
+def test_a_strip_is_refused_from_its_header(size: tuple[int, int], depth: int, tmp_path: Path) -> None:
+    """A file of 70 bytes that claims a side no picture has: within the limit of pixels, gigabytes when resized."""
+    header = struct.pack(">IIBBBBB", *size, depth, 0, 0, 0, 0)
+    chunks = {b"IHDR": header, b"IDAT": zlib.compress(b"\0\0"), b"IEND": b""}
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in chunks.items():
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    (tmp_path / "strip.png").write_bytes(content)
+    with pytest.raises(ImageTooLargeError, match=r"strip\.png: .* side of more than 65,535") as caught:
+        load_image(tmp_path / "strip.png")
+    assert caught.value.name == str(tmp_path / "strip.png")
+    with pytest.raises(ImageTooLargeError, match="side of more than"):
+        load_image(content, max_pixels=None)
+
+
+def test_the_longest_side_is_still_read() -> None:
+    assert load_image(encoded(Image.new("L", (65_535, 1)), "PNG")).size == (65_535, 1)
+    with pytest.raises(ImageTooLargeError, match="side"):
+        load_image(np.zeros((65_536, 1, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Image.DecompressionBombError("bomb"),
+        Image.DecompressionBombWarning("bomb"),
+        MemoryError(),
+        ValueError("value"),
+        struct.error("unpack"),
+        OverflowError("overflow"),
+        SyntaxError("syntax"),
+        RecursionError("deep"),
+        IndexError("index"),
+        EOFError("end"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("when", ["open", "load", "convert"])
+def test_whatever_a_decoder_raises(error: Exception, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(Image.new("L", (4, 4)), "PNG")
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    if when == "open":
+        monkeypatch.setattr(Image, "open", fail)
+    else:
+        monkeypatch.setattr(Image.Image if when == "convert" else PngImageFile, when, fail)
+    bomb = type(error).__name__.startswith("DecompressionBomb")
+    with pytest.raises(ImageTooLargeError if bomb else ImageError, match=r"x\.png: (too many|corrupt)") as caught:
+        load_image(content, name="x.png")
+    assert caught.value.reason
+
+
+def test_palette_with_transparency_in_gif_and_png() -> None:
+    picture = Image.new("P", (4, 4), 1)
+    picture.putpalette([0, 0, 0, *RED] + [0] * 762)
+    picture.putpixel((0, 0), 0)
+    for kind in ("GIF", "PNG"):
+        loaded = load_image(encoded(picture, kind, transparency=0))
+        assert (loaded.getpixel((0, 0)), loaded.getpixel((2, 2))) == ((255, 255, 255), RED), kind
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65_535])
+def test_orientations_that_do_not_exist(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert load_image(encoded(Image.new("RGB", (6, 4), RED), "JPEG", exif=exif)).size == (6, 4)
+
+
+def test_the_callers_stream_stays_open() -> None:
+    stream = io.BytesIO(encoded(Image.new("RGB", (3, 2)), "GIF"))
+    load_image(stream)
+    assert not stream.closed
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramatch.data import read_annotations
+from ramatch.data.formats.lists import write
 from ramatch.errors import RamatchError
 
 
@@ -184,7 +185,7 @@ def test_saving_and_reading_again_changes_nothing(tmp_path: Path, classes: list[
     put(tmp_path, "0.png", "1.png", "2.png")
     rows = [[f"{i}.png", data.draw(st.lists(st.sampled_from(classes), unique=True))] for i in range(3)]
     first = read_annotations(put_json(tmp_path / "one.json", {"classes": classes, "images": rows}))
-    first.save(tmp_path / "two.json")
+    write(tmp_path / "two.json", first.classes, [(r.key, r.labels) for r in first])
     second = read_annotations(tmp_path / "two.json")
     assert (second.classes, second.records) == (first.classes, first.records)
     assert [[r.key, list(r.labels)] for r in second] == rows

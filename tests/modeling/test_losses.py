@@ -4,69 +4,87 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ramatch.modeling import losses
-from ramatch.modeling.losses import LOSSES, asl, mmc, ranking
+from ramatch.modeling.losses import GATHERED, LOSSES, asl, mmc, mmc_image, ranking
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.3, 1.7, -2.2]])
 TARGETS = torch.tensor([[1, 0, 1], [0, 1, 0]])
 
 
-def naive_mmc(logits, targets, batch=True):
-    """Eq. 12, pair by pair; without the batch axis a positive only meets the labels of its own image."""
-    rows, columns = logits.shape
-    terms = []
-    for b in range(rows):
-        for i in range(columns):
-            if targets[b, i] <= 0:
-                continue
-            others = [
-                logits[c, j] for c in range(rows) for j in range(columns) if (batch or c == b) and targets[c, j] >= 0
-            ]
-            terms.append(-torch.log(torch.exp(logits[b, i]) / torch.stack(others).exp().sum()))
-    return torch.stack(terms).mean()
+def naive_mmc(logits, targets):
+    """Eq. 13, pair by pair, in float64."""
+    s, y = np.asarray(logits, np.float64), np.asarray(targets)
+    everything = np.exp(s[y >= 0]).sum()
+    return np.mean([-np.log(np.exp(s[b, i]) / everything) for b, i in np.argwhere(y > 0)])
 
 
-@pytest.mark.parametrize("batch", [True, False])
+def naive_mmc_image(logits, targets):
+    """Eq. 21: for each image the mean over its positives, each against the image's own labels; summed over images."""
+    total = 0.0
+    for s, y in zip(np.asarray(logits, np.float64), np.asarray(targets), strict=True):
+        own = np.exp(s[y >= 0]).sum()
+        if (y > 0).any():
+            total += sum(-np.log(np.exp(s[i]) / own) for i in np.flatnonzero(y > 0)) / (y > 0).sum()
+    return total
+
+
+def naive_ranking(logits, targets):
+    """Eq. 20: hinges of all (positive, negative) pairs of an image, summed over images."""
+    total = 0.0
+    for s, y in zip(np.asarray(logits, np.float64), np.asarray(targets), strict=True):
+        total += sum(max(1 + s[j] - s[i], 0) for i in np.flatnonzero(y > 0) for j in np.flatnonzero(y == 0))
+    return total
+
+
+NAIVE = {"mmc": naive_mmc, "mmc-image": naive_mmc_image, "ranking": naive_ranking}
+CONTRASTIVE = [mmc, mmc_image]
+
+
+@pytest.mark.parametrize("kind", NAIVE)
 @pytest.mark.parametrize("targets", [TARGETS, torch.tensor([[1, -1, 0], [-1, 1, 1]])], ids=["known", "some unknown"])
-def test_mmc(batch, targets):
-    logits = LOGITS.clone().requires_grad_()
-    loss = mmc(logits, targets, batch=batch)
-    loss.backward()
-    other = LOGITS.clone().requires_grad_()
-    expected = naive_mmc(other, targets, batch)
-    expected.backward()
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(logits.grad, other.grad)
-    torch.testing.assert_close(LOSSES["mmc" if batch else "mmc-image"](logits, targets), loss)
+def test_loss_of_the_paper(kind, targets):
+    loss, naive = LOSSES[kind], NAIVE[kind]
+    assert loss(LOGITS, targets).item() == pytest.approx(naive(LOGITS, targets), rel=1e-6)
+    torch.manual_seed(5)
+    logits, targets = 3 * torch.randn(7, 9), torch.randint(-1, 2, (7, 9))
+    assert loss(logits, targets).item() == pytest.approx(naive(logits, targets), rel=1e-5)
+    wide = logits.clone().requires_grad_()
+    loss(wide, targets).backward()
+    for b, i in np.ndindex(7, 9):  # gradient against differences of the plain formula
+        step = np.zeros((7, 9))
+        step[b, i] = 1e-6
+        slope = (naive(logits.numpy() + step, targets) - naive(logits.numpy() - step, targets)) / 2e-6
+        assert wide.grad[b, i].item() == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
 def test_mmc_by_hand():
     loss = mmc(torch.zeros(2, 3), TARGETS)
     assert loss.item() == pytest.approx(math.log(6))
-    assert mmc(torch.zeros(2, 3), TARGETS, batch=False).item() == pytest.approx(math.log(3))
+    assert mmc_image(torch.zeros(2, 3), TARGETS).item() == pytest.approx(2 * math.log(3))  # log 3 of each image
 
 
-@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("loss", CONTRASTIVE)
 @pytest.mark.parametrize("value", [0, -1])
-def test_mmc_without_positives_is_zero(batch, value):
+def test_mmc_without_positives_is_zero(loss, value):
     logits = LOGITS.clone().requires_grad_()
-    loss = mmc(logits, torch.full((2, 3), value), batch=batch)
-    loss.backward()
-    assert loss.item() == 0
+    found = loss(logits, torch.full((2, 3), value))
+    found.backward()
+    assert found.item() == 0
     assert torch.equal(logits.grad, torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("batch", [True, False])
-def test_mmc_with_an_image_of_unknown_labels(batch):
+@pytest.mark.parametrize("loss", CONTRASTIVE)
+def test_mmc_with_an_image_of_unknown_labels(loss):
     targets = torch.tensor([[1, 0, 1], [-1, -1, -1]])
     logits = LOGITS.clone().requires_grad_()
-    loss = mmc(logits, targets, batch=batch)
-    loss.backward()
-    torch.testing.assert_close(loss, mmc(LOGITS[:1], targets[:1], batch=batch))
+    found = loss(logits, targets)
+    found.backward()
+    torch.testing.assert_close(found, loss(LOGITS[:1], targets[:1]))
     assert torch.equal(logits.grad[1], torch.zeros(3))
 
 
@@ -75,14 +93,15 @@ def test_mmc_in_half_precision_and_with_large_logits():
     assert torch.isfinite(mmc(LOGITS * 1e4, TARGETS))
 
 
-@pytest.mark.parametrize("batch", [True, False])
-def test_mmc_over_processes_equals_one_large_batch(batch):
+@pytest.mark.parametrize("kind", GATHERED)
+def test_over_processes_equals_one_large_batch(kind):
     """Two processes of three images: the mean of their gradients (as DDP takes it) is that of six images at once."""
+    function = LOSSES[kind]
     torch.manual_seed(3)
     logits, targets = torch.randn(6, 4), (torch.rand(6, 4) < 0.4).long()
     assert targets[:3].sum() != targets[3:].sum()  # unequal shares of positives
     whole = logits.clone().requires_grad_()
-    loss = mmc(whole, targets, batch=batch)
+    loss = function(whole, targets)
     loss.backward()
     grads, losses = [], []
     for rank in range(2):
@@ -95,12 +114,12 @@ def test_mmc_over_processes_equals_one_large_batch(batch):
                 return torch.cat(counts), 2
             return torch.cat([x if r == rank else parts[r] for r in range(2)]), 2
 
-        value = mmc(parts[rank], targets[3 * rank : 3 * rank + 3], batch=batch, gather=gather)
+        value = function(parts[rank], targets[3 * rank : 3 * rank + 3], gather=gather)
         losses.append(value.item())
         value.backward()
         grads.append(parts[rank].grad)
     assert sum(losses) / 2 == pytest.approx(loss.item(), rel=1e-5)
-    if not batch:  # with the batch axis the other processes' share of the gradient arrives through the collective
+    if kind != "mmc":  # with the batch axis the other processes' share of the gradient arrives through the collective
         torch.testing.assert_close(torch.cat(grads) / 2, whole.grad)
 
 
@@ -138,14 +157,7 @@ def test_asl_leaves_unknown_labels_out():
     assert (logits.grad[[0, 1, 1], [1, 0, 1]] == 0).all()
 
 
-def test_ranking():
-    expected = 0.0
-    for b in range(2):
-        for i in range(3):
-            for j in range(3):
-                if TARGETS[b, i] == 1 and TARGETS[b, j] == 0:
-                    expected += max(1 + LOGITS[b, j].item() - LOGITS[b, i].item(), 0)
-    assert ranking(LOGITS, TARGETS).item() == pytest.approx(expected / 2)
+def test_ranking_without_pairs_is_zero():
     assert ranking(LOGITS, torch.zeros(2, 3)).item() == 0
     assert ranking(LOGITS, torch.tensor([[1, -1, 1], [-1, 1, -1]])).item() == 0
 

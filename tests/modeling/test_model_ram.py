@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from tiny_models import backbone, close, pixels, tiny_ram
+from torchvision.transforms import InterpolationMode, v2
 
 from ramatch.config import PRESETS, preset
 from ramatch.modeling.losses import LOSSES
@@ -242,3 +243,14 @@ def test_pixel_normalisation_and_stretching():
     assert torch.equal(
         theirs.resize(Image.fromarray(np.full((32, 32), 7, np.uint8))), torch.full((3, 32, 32), 7, dtype=torch.uint8)
     )
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_resizing_is_torchvisions(interpolation):
+    """The reference resizes bilinearly with smoothing, as torchvision does by default; other presets bicubically."""
+    g = np.random.default_rng(0)
+    image = Image.fromarray(g.integers(0, 256, (90, 130, 3), dtype=np.uint8))
+    own = tiny_ram("reference" if interpolation == "bilinear" else "paper").preprocess
+    theirs = v2.Resize((32, 32), interpolation=InterpolationMode(interpolation))(image)
+    assert own.interpolation == interpolation
+    assert torch.equal(own.resize(image), torch.from_numpy(np.array(theirs)).permute(2, 0, 1))

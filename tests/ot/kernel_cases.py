@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import features, similarities
 
 import ramatch.ot.fused as fused
-from ramatch.ot import _sinkhorn_triton, match_scores, solve_batch
-from ramatch.ot import _triton as kernels
-from ramatch.ot._loops import solve_exp_kernel
-from ramatch.ot.solver import _prepare
+from ramatch.ot import _sinkhorn_triton as kernels
+from ramatch.ot import match_scores, solve_batch
+from ramatch.ot._loops import Control, solve_exp_kernel
+from ramatch.ot.solver import prepare
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
@@ -84,8 +84,8 @@ def test_half_precision_similarities_and_features():
 )  # K in registers, or in memory
 def test_solver_kernel_equals_the_torch_loop(whole, late, monkeypatch):
     if not whole:
-        monkeypatch.setattr(_sinkhorn_triton, "WHOLE_NUMBERS", 0)
-    monkeypatch.setattr(kernels, "solve", functools.partial(_sinkhorn_triton.solve, late=late))
+        monkeypatch.setattr(kernels, "WHOLE_NUMBERS", 0)
+    monkeypatch.setattr(kernels, "solve", functools.partial(kernels.solve, late=late))
     g = torch.Generator().manual_seed(0)
     for batch, n, m in ((3, 20, 17), (2, 7, 16), (2, 40, 1), (1, 9, 1100)):
         cost = torch.rand(batch, n, m, generator=g).to(DEVICE)
@@ -94,13 +94,12 @@ def test_solver_kernel_equals_the_torch_loop(whole, late, monkeypatch):
         a = a / a.sum(1, keepdim=True)
         start = torch.randn(batch, m, generator=g).to(DEVICE)
         for init in (None, (a, start)):
-            problem = _prepare(cost, 0.1, a, None, init, check_values=False)
+            problem = prepare(cost, 0.1, a, None, init)
+            wide = None if init is None else (a.double(), start.double())
+            options = {"method": "exp", "tol": 1e-5, "max_iter": 30, "check_every": 1, "potentials_init": wide}
             for fixed in (False, True):
-                res = solve_exp_kernel(kernels, problem, max_iter=30, tol=1e-5, fixed=fixed)
-                plain = solve_batch(
-                    cost.double(), 0.1, a.double(), method="exp", tol=1e-5, max_iter=30, fixed_iter=fixed,
-                    check_every=1, potentials_init=None if init is None else (a.double(), start.double()),
-                )  # fmt: skip
+                res = solve_exp_kernel(problem, Control(max_iter=30, tol=1e-5, fixed=fixed))
+                plain = solve_batch(cost.double(), 0.1, a.double(), fixed_iter=fixed, **options)
                 torch.testing.assert_close(res.plan, plain.plan.float(), atol=2e-6, rtol=1e-3)
                 assert (res.n_iter - plain.n_iter).abs().max() <= 1
                 # once converged the row scalings are only defined up to what the tolerance leaves open

@@ -104,12 +104,38 @@ def test_exp_domain_is_accurate_up_to_its_limit():
     torch.testing.assert_close(exp.plan.double(), log.plan, atol=2e-6, rtol=0)
 
 
-def test_empty_batch():
-    for method in METHODS:
-        res = solve_batch(torch.rand(0, 4, 3), 0.1, method=method)
+@pytest.mark.parametrize("scale", [300.0, 1e4, 1e6])
+@pytest.mark.parametrize(
+    "options", [{"method": "exp"}, {"method": "exp", "fixed_iter": True}, {"stop": "scaling"}], ids=str
+)
+def test_out_of_the_exp_domains_range_nothing_wrong_is_called_converged(scale, options):
+    """K underflows there; "auto" takes the log domain, and whoever insists is told."""
+    g = torch.Generator().manual_seed(0)
+    cost = scale * torch.rand(20, 6, 4, generator=g)
+    a, b = (torch.softmax(3 * torch.randn(20, n, generator=g), 1) for n in (6, 4))
+    res = solve_batch(cost, 1.0, a, b, max_iter=200, tol=1e-3, **options)
+    assert is_finite(res)
+    rows, columns = (res.plan.sum(2) - a).abs().sum(1), (res.plan.sum(1) - b).abs().sum(1)
+    assert (rows > 0.1).any()
+    torch.testing.assert_close(res.error, rows, atol=1e-5, rtol=1e-4)
+    # the scaling rule is loose about marginals, but not about lost rows
+    wrong = torch.maximum(rows, columns) > (2e-3 if "method" in options else 0.1)
+    assert not (res.converged & wrong).any()
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": m} for m in METHODS] + [{"stop": "scaling"}, {"fixed_iter": True}], ids=str
+)
+@pytest.mark.parametrize("reg", [0.1, torch.zeros(0), torch.tensor(0.1)], ids=["number", "none", "one"])
+def test_empty_batch(options, reg):
+    for weights in ({}, {"a": torch.full((4,), 0.25), "b": torch.rand(0, 3)}):
+        start = (torch.zeros(0, 4), torch.zeros(0, 3))
+        res = solve_batch(torch.rand(0, 4, 3), reg, **weights, **options, potentials_init=start)
         assert res.plan.shape == (0, 4, 3)
-        assert res.value.shape == res.n_iter.shape == (0,)
-        assert res.potentials[0].shape == (0, 4)
+        assert res.value.shape == res.value_linear.shape == (0,)
+        assert res.n_iter.shape == res.error.shape == res.converged.shape == (0,)
+        assert (res.n_iter.dtype, res.converged.dtype) == (torch.int64, torch.bool)
+        assert [p.shape for p in res.potentials] == [(0, 4), (0, 3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -180,6 +206,12 @@ OK = torch.rand(2, 3, 4)
         ("unknown stop", (OK, 0.1), {"stop": "never"}),
         ("at least 1", (OK, 0.1), {"max_iter": 0}),
         ("potentials_init", (OK, 0.1), {"potentials_init": (torch.zeros(2, 3), torch.zeros(2, 3))}),
+        (
+            "potentials_init.* NaN",
+            (OK, 0.1),
+            {"potentials_init": (torch.zeros(2, 3), torch.full((2, 4), float("nan")))},
+        ),
+        ("potentials_init.* NaN", (OK, 0.1), {"potentials_init": (torch.zeros(2, 3), torch.full((4,), float("inf")))}),
     ],
 )
 def test_what_is_refused(match, args, options):

@@ -248,26 +248,50 @@ def test_one_reg_per_problem():
             torch.testing.assert_close(res.value[i], one.value)
 
 
+def scaling_loop(cost, a, b, reg, settled):
+    """The authors' program's iterations, written plainly; `settled` of |r - r_prev| (B, n) ends them."""
+    K = torch.exp(-cost / reg)
+    r, c = torch.ones_like(a), torch.ones_like(b)
+    n_iter, done = 0, False
+    while not done and n_iter < 100:
+        last, n_iter = r, n_iter + 1
+        r = a / torch.matmul(K, c[:, :, None])[:, :, 0]
+        c = b / torch.matmul(K.transpose(1, 2), r[:, :, None])[:, :, 0]
+        done = settled((r - last).abs())
+    return r[:, :, None] * K * c[:, None, :], n_iter
+
+
+def every_image(change):
+    """The authors' program's stop: mean |r - r_prev| < 1e-3 in every image of the batch."""
+    return all(image.mean() < 1e-3 for image in change)
+
+
 def test_scaling_rule_equals_a_plain_loop():
-    """The authors' program's stop: mean |r - r_prev| over the whole batch, tested after every iteration."""
     for seed, reg in ((0, 0.1), (1, 0.3), (2, 0.05)):
         cost, a, b = problem(4, 9, 6, dtype=torch.float32, seed=seed)
-        K = torch.exp(-cost / reg)
-        r, c = torch.ones(4, 9), torch.ones(4, 6)
-        n_iter = 0
-        for _ in range(100):
-            last = r
-            r = a / torch.matmul(K, c[:, :, None])[:, :, 0]
-            c = b / torch.matmul(K.transpose(1, 2), r[:, :, None])[:, :, 0]
-            n_iter += 1
-            if (r - last).abs().mean() < 1e-3:
-                break
+        plan, n_iter = scaling_loop(cost, a, b, reg, every_image)
         res = solve_batch(cost, reg, a, b, max_iter=100, tol=1e-3, stop="scaling")
         assert 2 < n_iter < 100
         assert res.n_iter.tolist() == [n_iter] * 4
         assert res.converged.all()
-        torch.testing.assert_close(res.plan, r[:, :, None] * K * c[:, None, :], atol=1e-7, rtol=1e-5)
+        torch.testing.assert_close(res.plan, plan, atol=1e-7, rtol=1e-5)
         torch.testing.assert_close(res.error, (res.plan.sum(2) - a).abs().sum(1), atol=1e-6, rtol=1e-3)
+
+
+def test_scaling_rule_waits_for_the_slowest_problem():
+    """One hard problem among easy ones: a mean over the whole batch would stop long before it has settled."""
+    cost, a, b = problem(8, 9, 6, seed=2)
+    cost[:7] *= 0.01
+    cost[7] *= 0.5
+    plan, n_iter = scaling_loop(cost, a, b, 0.1, every_image)
+    early, fewer = scaling_loop(cost, a, b, 0.1, lambda change: change.mean() < 1e-3)
+    assert fewer < n_iter < 100
+    assert (early - plan).abs().max() > 1e-2 * plan.max()  # the two rules differ in what comes out
+    res = solve_batch(cost, 0.1, a, b, max_iter=100, tol=1e-3, stop="scaling")
+    assert res.n_iter.tolist() == [n_iter] * 8
+    torch.testing.assert_close(res.plan, plan)
+    alone = solve_batch(cost[7:], 0.1, a[7:], b[7:], max_iter=100, tol=1e-3, stop="scaling")
+    torch.testing.assert_close(res.plan[7:], alone.plan)
 
 
 def test_scaling_rule_depends_on_the_batch_and_may_run_out():

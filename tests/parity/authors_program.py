@@ -1,11 +1,13 @@
 """An oracle for the `reference` preset: the authors' forward pass, written naively from the method's description.
 
-Plain functions over a checkpoint in the authors' own names; nothing of ramatch is used. Everything that could be shared,
-cut short or fused is written out instead: text is padded to the full context with an explicit causal mask, the teacher is a
-second tower, attention is spelled out, Sinkhorn is the plain loop.
+Plain functions over a checkpoint in the authors' own names; nothing of ramatch is used. Everything that could be
+shared, cut short or fused is written out instead: text is padded to the full context with an explicit causal mask, the
+teacher is a second tower, attention is spelled out, Sinkhorn is the plain loop.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +15,30 @@ import torch.nn.functional as F
 LAMBDA1, LAMBDA2 = 0.1, 0.05
 
 
-def make_checkpoint(
-    *, width=128, text_width=64, dim=64, layers=4, text_layers=4, patch=16, side=4, context=77, vocab=49408,
-    adapted=2, prompted=2, visual_prompts=8, prompts=4, kernel=3, seed=0, tau_loc=2e-3,
-):  # fmt: skip
-    """A random checkpoint, teacher included, at scales where every part matters to the result."""
+@dataclass(frozen=True)
+class Sizes:
+    """Of a checkpoint: towers, and what was learned."""
+
+    width: int = 128
+    text_width: int = 64
+    dim: int = 64
+    layers: int = 4
+    text_layers: int = 4
+    patch: int = 16
+    side: int = 4
+    context: int = 77
+    vocab: int = 49408
+    adapted: int = 2
+    prompted: int = 2
+    visual_prompts: int = 8
+    prompts: int = 4
+    kernel: int = 3
+
+
+def make_checkpoint(*, seed=0, tau_loc=2e-3, **sizes):
+    """A random checkpoint of `Sizes`, teacher included, at scales where every part matters to the result."""
+    size = Sizes(**sizes)
+    width, text_width, dim, layers, text_layers = size.width, size.text_width, size.dim, size.layers, size.text_layers
     g = torch.Generator().manual_seed(seed)
 
     def r(*shape, std=0.02):
@@ -27,46 +48,51 @@ def make_checkpoint(
         return {f"{name}.weight": 1 + r(n, std=0.2), f"{name}.bias": r(n, std=0.1)}
 
     def block(name, w, qkv):
-        return {
-            **norm(f"{name}.ln_1", w), **norm(f"{name}.ln_2", w),
-            f"{name}.attn.{qkv}weight": r(3 * w, w, std=w**-0.5), f"{name}.attn.{qkv}bias": r(3 * w, std=0.1),
-            f"{name}.attn.out_proj.weight": r(w, w, std=w**-0.5), f"{name}.attn.out_proj.bias": r(w, std=0.1),
-            f"{name}.mlp.c_fc.weight": r(4 * w, w, std=w**-0.5), f"{name}.mlp.c_fc.bias": r(4 * w, std=0.1),
-            f"{name}.mlp.c_proj.weight": r(w, 4 * w, std=(4 * w) ** -0.5), f"{name}.mlp.c_proj.bias": r(w, std=0.1),
-        }  # fmt: skip
+        out = norm(f"{name}.ln_1", w) | norm(f"{name}.ln_2", w)
+        layers = {
+            f"attn.{qkv}": (3 * w, w),
+            "attn.out_proj.": (w, w),
+            "mlp.c_fc.": (4 * w, w),
+            "mlp.c_proj.": (w, 4 * w),
+        }
+        for layer, (rows, columns) in layers.items():
+            out[f"{name}.{layer}weight"] = r(rows, columns, std=columns**-0.5)
+            out[f"{name}.{layer}bias"] = r(rows, std=0.1)
+        return out
 
     clip = {
-        "visual.conv1.weight": r(width, 3, patch, patch, std=0.05),
+        "visual.conv1.weight": r(width, 3, size.patch, size.patch, std=0.05),
         "visual.class_embedding": r(width, std=0.5),
-        "visual.positional_embedding": r(1 + side * side, width, std=0.5),
-        **norm("visual.ln_pre", width), **norm("visual.ln_post", width),
+        "visual.positional_embedding": r(1 + size.side * size.side, width, std=0.5),
+        **norm("visual.ln_pre", width),
+        **norm("visual.ln_post", width),
         "visual.proj": r(width, dim, std=width**-0.5),
-        "token_embedding.weight": r(vocab, text_width, std=0.5),
-        "positional_embedding": r(context, text_width, std=0.1),
+        "token_embedding.weight": r(size.vocab, text_width, std=0.5),
+        "positional_embedding": r(size.context, text_width, std=0.1),
         **norm("ln_final", text_width),
         "text_projection": r(text_width, dim, std=text_width**-0.5),
         "logit_scale": torch.tensor(3.0),
-    }  # fmt: skip
+    }
     for i in range(layers):
         clip |= block(f"visual.transformer.resblocks.{i}", width, "qkv.")
     for i in range(text_layers):
         clip |= block(f"transformer.resblocks.{i}", text_width, "in_proj_")
     out = {f"clip_model_teacher.{k}": v.clone() for k, v in clip.items()}
-    for i in range(layers - adapted, layers):
+    for i in range(layers - size.adapted, layers):
         b, a = f"visual.transformer.resblocks.{i}", f"visual.transformer.resblocks.{i}.conv_adapter"
-        clip[f"{b}.adapt_embeds"] = r(visual_prompts, width, std=0.7)
+        clip[f"{b}.adapt_embeds"] = r(size.visual_prompts, width, std=0.7)
         for n, k in ((1, 1), (2, 3)):
             clip[f"{a}.conv_adapter_layers{n}.0.weight"] = r(dim, width, k, k, std=(width * k * k) ** -0.5)
             clip |= norm(f"{a}.conv_adapter_layers{n}.1", dim)
             clip[f"{a}.conv_adapter_layers{n}.1.running_mean"] = r(dim, std=0.3)
             clip[f"{a}.conv_adapter_layers{n}.1.running_var"] = 1 + r(dim, std=0.3).abs()
             clip[f"{a}.conv_adapter_layers{n}.1.num_batches_tracked"] = torch.tensor(7)
-        clip[f"{a}.conv_adapter_layers.weight"] = r(2, 2, kernel, kernel, std=0.6)
+        clip[f"{a}.conv_adapter_layers.weight"] = r(2, 2, size.kernel, size.kernel, std=0.6)
         clip[f"{a}.conv_adapter_final.weight"] = r(width, dim, 1, 1, std=2 * dim**-0.5)
         for n in ("q1", "q2", "kv"):
             clip |= norm(f"{a}.adapter_norm_{n}", dim)
-    for i in range(text_layers - prompted, text_layers):
-        clip[f"transformer.resblocks.{i}.deep_embeds"] = r(prompts, text_width, std=0.7)
+    for i in range(text_layers - size.prompted, text_layers):
+        clip[f"transformer.resblocks.{i}.deep_embeds"] = r(size.prompts, text_width, std=0.7)
     out |= {f"clip_model.{k}": v for k, v in clip.items()}
     out["temperature"], out["temperature_loc"] = torch.tensor(0.05), torch.tensor(tau_loc)
     return out
@@ -210,14 +236,15 @@ def _unit(x):
 
 
 def sinkhorn(cost, u, v, eps, iterations=100, threshold=1e-3):
-    """Plain scaling loop; the whole batch stops when the mean change of the row scaling falls below the threshold."""
+    """Plain scaling loop; the batch goes on until in every image the mean change of the row scaling is below the
+    threshold."""
     kernel = torch.exp(-cost / eps)
     r, c = torch.ones_like(u), torch.ones_like(v)
     for _ in range(iterations):
         before = r
         r = u / torch.einsum("bmn,bn->bm", kernel, c)
         c = v / torch.einsum("bmn,bm->bn", kernel, r)
-        if (r - before).abs().mean() < threshold:
+        if all(change.mean() < threshold for change in (r - before).abs()):
             break
     return r[:, :, None] * kernel * c[:, None, :]
 
@@ -245,11 +272,9 @@ def forward(sd, pixels, ids, targets=None, train=False):
         plan = sinkhorn(cost, u, v, eps)
     score_region = (plan * sim).sum(1)
     logits_global, logits_region = score_global / sd["temperature"], score_region / sd["temperature_loc"]
-    out = {
-        "labels": raw, "image": image, "regions": regions, "sim": sim, "u": u, "plan": plan, "s_G": score_global,
-        "s_R": score_region,
-        "score": (torch.softmax(logits_global, -1) + torch.softmax(logits_region, -1)) / 2,
-    }  # fmt: skip
+    score = (torch.softmax(logits_global, -1) + torch.softmax(logits_region, -1)) / 2
+    out = {"labels": raw, "image": image, "regions": regions, "sim": sim, "u": u, "plan": plan, "score": score}
+    out |= {"s_G": score_global, "s_R": score_region}
     if targets is not None:
         out["loss"] = mmc(logits_region, targets) + mmc(logits_global, targets)
     return out

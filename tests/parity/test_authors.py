@@ -1,4 +1,4 @@
-"""The `reference` preset against the authors' program (as re-written in `authors_program.py`), through `import_authors`."""
+"""The `reference` preset against the authors' program, as re-written in `authors_program.py`, by `import_authors`."""
 
 from __future__ import annotations
 
@@ -73,11 +73,16 @@ def ours_for(name: str, ram: RAM) -> torch.Tensor:
         return ram.region_set.visual_prompts.grad[j]
     tss = ram.region_set.tss[j]
     modules = {
-        "conv_adapter_layers1.0": tss.point[0], "conv_adapter_layers1.1": tss.point[1],
-        "conv_adapter_layers2.0": tss.area[0], "conv_adapter_layers2.1": tss.area[1],
-        "conv_adapter_layers": tss.mask, "conv_adapter_final": tss.back,
-        "adapter_norm_q1": tss.norm_point, "adapter_norm_q2": tss.norm_area, "adapter_norm_kv": tss.norm_labels,
-    }  # fmt: skip
+        "conv_adapter_layers1.0": tss.point[0],
+        "conv_adapter_layers1.1": tss.point[1],
+        "conv_adapter_layers2.0": tss.area[0],
+        "conv_adapter_layers2.1": tss.area[1],
+        "conv_adapter_layers": tss.mask,
+        "conv_adapter_final": tss.back,
+        "adapter_norm_q1": tss.norm_point,
+        "adapter_norm_q2": tss.norm_area,
+        "adapter_norm_kv": tss.norm_labels,
+    }
     module, leaf = name.split("conv_adapter.", 1)[1].rsplit(".", 1)
     return getattr(modules[module], leaf).grad
 
@@ -89,10 +94,8 @@ def compare(ram: RAM, oracle: dict, pixels: torch.Tensor, targets: torch.Tensor 
     trunk = ram.trunk(pixels)
     assert_near(trunk.image, oracle["image"], "global feature")
     assert_near(ram.region_set.regions(ram.backbone, trunk, labels.tss), oracle["regions"], "regions")
-    for name, value in {
-        "sim": output.sim, "plan": output.match.plan, "u": output.match.marginal, "s_G": output.image,
-        "s_R": output.region, "score": ram.score(output),
-    }.items():  # fmt: skip
+    found = {"sim": output.sim, "plan": output.match.plan, "u": output.match.marginal, "score": ram.score(output)}
+    for name, value in {**found, "s_G": output.image, "s_R": output.region}.items():
         assert_near(value, oracle[name], name)
     return output
 
@@ -142,6 +145,7 @@ def test_random_batches_agree(pixels):
     c = ram.config
     assert (c.adapted_layers, c.prompt_layers, c.mask_kernel, c.visual_prompts, c.prompt_tokens) == (1, 6, 7, 3, 2)
     assert (c.saa_layers, c.combine, c.mask_conv, c.stop, c.pixels) == (-1, "sum", "full", "scaling", "half")
+    assert c.resize == "bilinear"
     oracle = theirs.forward(sd, pixels[:1], full_ids(ram))
     with torch.no_grad():
         compare(ram, oracle, pixels[:1], None)

@@ -310,7 +310,8 @@ def test_wrong_folders_are_named(tmp_path):
 
 def test_damaged_weights_are_named(tmp_path):
     clip_folder(tmp_path, SMALL_VISION, SMALL_TEXT, 40, std=0.1)
-    good = load_file(tmp_path / "model.safetensors")
+    stored = load_file(tmp_path / "model.safetensors")
+    good = {name: value.clone() for name, value in stored.items()}  # not views of the file, which is overwritten
     name = "vision_model.encoder.layers.1.mlp.fc1.weight"
     for change, says in (
         ({name: None}, name.removeprefix("vision_model.")),

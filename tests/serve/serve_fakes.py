@@ -40,9 +40,15 @@ class FakeRecognizer:
         return FakeVocabulary(labels)
 
     def predict(
-        self, images: Any, *, vocabulary: FakeVocabulary | None = None, matcher: str | None = None,
-        maps: bool = False, plan: bool = False, batch_size: int = 32,
-    ) -> list[Prediction]:  # fmt: skip
+        self,
+        images: Any,
+        *,
+        vocabulary: FakeVocabulary | None = None,
+        matcher: str | None = None,
+        maps: bool = False,
+        plan: bool = False,
+        batch_size: int = 32,
+    ) -> list[Prediction]:
         labels = vocabulary.labels if vocabulary else self.labels
         self.calls.append({"images": len(images), "labels": labels, "matcher": matcher, "maps": maps})
         self.threads.add(threading.current_thread().name)
@@ -67,8 +73,9 @@ class FakeRecognizer:
                 blobs.append(np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / (2 * r * r)).ravel() + 1e-4)
             plan = np.stack([blob / blob.sum() for blob in blobs], axis=1)
             marginal = np.full(rows * columns, 1 / (rows * columns))
-        return Prediction(labels, probabilities, np.log(probabilities + 1e-6), True, self.grid,
-                          plan, plan, marginal, None, image.size)  # fmt: skip
+        return Prediction(
+            labels, probabilities, np.log(probabilities + 1e-6), True, self.grid, plan, plan, marginal, None, image.size
+        )
 
     @property
     def batches(self) -> list[int]:

@@ -203,9 +203,19 @@ def test_a_client_that_hangs_up_is_dropped_from_the_queue() -> None:
             async def send(message: dict) -> None:
                 sent.append(message)
 
-            scope = {"type": "http", "method": "POST", "path": "/v1/tag", "raw_path": b"/v1/tag", "query_string": b"",
-                     "root_path": "", "scheme": "http", "http_version": "1.1", "server": ("t", 80), "client": ("c", 1),
-                     "headers": [(b"host", b"t"), (b"content-type", b"application/json")]}  # fmt: skip
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/v1/tag",
+                "raw_path": b"/v1/tag",
+                "query_string": b"",
+                "root_path": "",
+                "scheme": "http",
+                "http_version": "1.1",
+                "server": ("t", 80),
+                "client": ("c", 1),
+                "headers": [(b"host", b"t"), (b"content-type", b"application/json")],
+            }
             # the model's thread is busy, so the batch of this request is formed but cannot start
             second = asyncio.create_task(app(dict(scope), receive, send))
             await asyncio.sleep(0.15)
@@ -280,9 +290,15 @@ def test_info_health_ready_metrics(client: TestClient) -> None:
     client.get("/no/such/thing")
     metrics = client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
-    for line in ('ramatch_requests_total{method="POST",route="/v1/tag",status="200"} 1.0', "ramatch_images_total 1.0",
-                 'route="/v1/vocabularies/{name}",status="200"} 1.0', 'route="other",status="404"} 1.0',
-                 "ramatch_ready 1.0", "ramatch_batch_images_count 1.0", "ramatch_queue_images 0.0"):  # fmt: skip
+    for line in (
+        'ramatch_requests_total{method="POST",route="/v1/tag",status="200"} 1.0',
+        "ramatch_images_total 1.0",
+        'route="/v1/vocabularies/{name}",status="200"} 1.0',
+        'route="other",status="404"} 1.0',
+        "ramatch_ready 1.0",
+        "ramatch_batch_images_count 1.0",
+        "ramatch_queue_images 0.0",
+    ):
         assert line in metrics.text
 
 
@@ -332,8 +348,16 @@ def test_refused_by_the_model_is_422_and_a_bug_is_500_without_its_text(client_fo
 
 def test_openapi_describes_both_bodies_and_all_routes(client: TestClient) -> None:
     spec = client.get("/openapi.json").json()
-    assert set(spec["paths"]) == {"/v1/tag", "/v1/tag/batch", "/v1/vocabularies", "/v1/vocabularies/{name}", "/v1/info",
-                                  "/healthz", "/readyz", "/metrics"}  # fmt: skip
+    assert set(spec["paths"]) == {
+        "/v1/tag",
+        "/v1/tag/batch",
+        "/v1/vocabularies",
+        "/v1/vocabularies/{name}",
+        "/v1/info",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    }
     body = spec["paths"]["/v1/tag"]["post"]["requestBody"]["content"]
     assert body["multipart/form-data"]["schema"]["properties"]["image"]["format"] == "binary"
     json_body = body["application/json"]["schema"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import struct
+import time
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,6 +20,10 @@ from ramatch.serve.settings import ServeSettings
 
 def post(client: TestClient, image: bytes = b"", **fields: str):  # type: ignore[no-untyped-def]
     return client.post("/v1/tag", files={"image": ("p", image or picture())}, data={"labels": "cat", **fields})
+
+
+def encoded() -> str:
+    return base64.b64encode(picture()).decode()
 
 
 def refused(answer, status: int, code: str) -> str:  # type: ignore[no-untyped-def]
@@ -135,9 +142,15 @@ def test_labels(client_for: Callable[..., TestClient]) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [({"top": "0"}, "top"), ({"top": "many"}, "top"), ({"threshold": "1.5"}, "threshold"), ({"maps": "perhaps"}, "maps"),
-     ({"deadline_ms": "-5"}, "deadline_ms"), ({"tops": "3"}, "tops")],
-)  # fmt: skip
+    [
+        ({"top": "0"}, "top"),
+        ({"top": "many"}, "top"),
+        ({"threshold": "1.5"}, "threshold"),
+        ({"maps": "perhaps"}, "maps"),
+        ({"deadline_ms": "-5"}, "deadline_ms"),
+        ({"tops": "3"}, "tops"),
+    ],
+)
 def test_wrong_fields_are_named(client: TestClient, fields: dict[str, str], named: str) -> None:
     assert f"'{named}'" in refused(post(client, **fields), 422, "bad_field")
 
@@ -157,13 +170,85 @@ def test_wrong_bodies(client: TestClient) -> None:
     refused(client.post("/v1/tag", data={"labels": "a"}, files={"labels_file": b"x"}), 422, "bad_field")
 
 
+HUGE = {
+    "/v1/tag/batch": [b'{"images":[' + b"0," * 2_000_000 + b"0]}", b'{"images":[' + b"{}," * 1_000_000 + b"{}]}"],
+    "/v1/tag": [b'{"image":"","labels":[' + b"0," * 2_000_000 + b"0]}"],
+}
+
+
+@pytest.mark.parametrize(("path", "body"), [(path, body) for path, bodies in HUGE.items() for body in bodies])
+def test_huge_lists_are_refused_at_once(client: TestClient, path: str, body: bytes) -> None:
+    tracemalloc.start()
+    start = time.monotonic()
+    answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    seconds, (_, peak) = time.monotonic() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    refused(answer, 413, "body_too_large")
+    assert seconds < 1
+    assert peak < 10 * len(body)
+
+
+def test_long_lists_are_refused_by_their_length_not_element_by_element(client: TestClient) -> None:
+    many = {"images": [0] * 100_000}
+    assert "100000 images" in refused(client.post("/v1/tag/batch", json=many), 422, "image_count")
+    labels = {"labels": [0] * 100_000, "image": ""}
+    assert "100000 labels" in refused(client.post("/v1/tag", json=labels), 422, "too_many_labels")
+    refused(client.put("/v1/vocabularies/x", json={"labels": [0] * 100_000}), 422, "too_many_labels")
+    text = {"Content-Type": "text/plain"}
+    refused(client.put("/v1/vocabularies/x", content=b"\n" * 1_000_000, headers=text), 413, "body_too_large")
+    refused(post(client, labels="," * 1_000_000), 413, "body_too_large")
+    refused(post(client, labels="[" + "0," * 1_000_000 + "0]"), 413, "body_too_large")
+    commas = ["," * 120]  # commas inside a label are no list
+    assert client.post("/v1/tag", json={"image": encoded(), "labels": commas}).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["labels", "image", "text"])
+def test_text_of_millions_of_words_is_not_taken_apart(client: TestClient, field: str) -> None:
+    words = "abcd " * 1_600_000
+    tracemalloc.start()
+    if field == "labels":
+        refused(client.post("/v1/tag", json={"image": encoded(), "labels": [words]}), 422, "label_too_long")
+    elif field == "image":
+        refused(client.post("/v1/tag", json={"image": words, "labels": ["a"]}), 415, "unsupported_format")
+    else:
+        text = {"Content-Type": "text/plain"}
+        refused(client.put("/v1/vocabularies/x", content=words, headers=text), 422, "label_too_long")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(words)  # as separate words they would be larger than that
+
+
+def test_text_that_cannot_be_sent_back(client: TestClient) -> None:
+    """JSON can spell half a surrogate pair, which no answer in UTF-8 can repeat."""
+
+    def send(fields: str) -> Any:
+        body = f'{{"image": "{encoded()}", {fields}}}'.encode()
+        return client.post("/v1/tag", content=body, headers={"Content-Type": "application/json"})
+
+    refused(send(r'"labels": ["\ud800"]'), 422, "bad_label")
+    refused(send(r'"labels": ["\ud800' + "x" * 200 + '"]'), 422, "bad_label")
+    refused(send(r'"labels": ["a"], "name": "\ud800"'), 422, "bad_field")
+    refused(send(r'"labels": ["a"], "\ud800": 1'), 422, "bad_field")
+    refused(send(r'"vocabulary": "\ud800"'), 404, "unknown_vocabulary")
+    refused(post(client, labels=r'["\ud800' + "x" * 200 + '"]'), 422, "bad_label")
+
+
+def test_numbers_of_any_length(client: TestClient) -> None:
+    for digits in (20, 400, 10_000):
+        fields = {"deadline_ms": "9" * digits}
+        assert "'deadline_ms'" in refused(post(client, **fields), 422, "bad_field")
+    body = {"image": encoded(), "labels": ["a"], "deadline_ms": 10**400}
+    assert "'deadline_ms'" in refused(client.post("/v1/tag", json=body), 422, "bad_field")
+    assert client.post("/v1/tag", json={**body, "deadline_ms": 1000, "top": 10**400}).status_code == 200
+
+
 def test_image_counts(client_for: Callable[..., TestClient]) -> None:
     client = client_for(max_images=2)
     image = ("image", ("p.jpg", picture()))
     refused(client.post("/v1/tag", files=[image, image]), 422, "one_image")
     refused(client.post("/v1/tag/batch", files=[image] * 3), 400, "bad_form")
-    encoded = {"image": base64.b64encode(picture()).decode()}
-    refused(client.post("/v1/tag/batch", json={"images": [encoded] * 3}), 422, "image_count")
+    images = [{"image": encoded()}] * 3
+    refused(client.post("/v1/tag/batch", json={"images": images}), 422, "image_count")
     refused(client.post("/v1/tag/batch", json={"images": []}), 422, "bad_field")
     assert client.post("/v1/tag/batch", files=[image] * 2).status_code == 200
 
@@ -213,7 +298,9 @@ def test_only_known_hosts(client_for: Callable[..., TestClient]) -> None:
         refused(client.get("/healthz", headers={"Host": host}), 421, "unknown_host")
 
 
-@pytest.mark.parametrize("wrong", [{"max_batch": 0}, {"queue_size": -1}, {"window_s": -1.0}, {"api_key": "short"}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_batch": 0}, {"queue_size": -1}, {"window_s": -1.0}, {"api_key": "short"}, {"api_key": ""}]
+)
 def test_settings_check_themselves(wrong: dict) -> None:
     with pytest.raises(RamatchError):
         ServeSettings(**wrong)

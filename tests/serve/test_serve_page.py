@@ -102,7 +102,8 @@ def test_hover_lights_the_map_and_leaving_puts_it_out(page: Any) -> None:
     assert names(page)[1] in page.inner_text("#caption")
     # brightest where the map is: the canvas is no single colour
     shades = page.evaluate(
-        "() => { const c = document.getElementById('map'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        "() => { const c = document.getElementById('map');"
+        " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
         " const s = new Set(); for (let i = 0; i < d.length; i += 4) s.add(d[i]); return s.size; }"
     )
     assert shades > 40
@@ -230,7 +231,8 @@ def test_phone(browser: Any, site: Site) -> None:
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     small = page.evaluate(
-        "[...document.querySelectorAll('button, select, label.button')].filter(e => e.offsetHeight && e.offsetHeight < 32).length"
+        "[...document.querySelectorAll('button, select, label.button')]"
+        ".filter(e => e.offsetHeight && e.offsetHeight < 32).length"
     )
     assert small == 0  # all can be hit with a thumb
     assert trouble == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -21,6 +22,7 @@ from serve_fakes import FakeRecognizer, picture
 
 from ramatch.errors import RamatchError
 from ramatch.serve import ServeSettings, serve
+from ramatch.serve.run import _for_host, _listen
 
 SCRIPT = """
 import sys
@@ -34,9 +36,11 @@ class Process:
     def __init__(self, seconds: float) -> None:
         paths = [str(Path(__file__).parent), *sys.path]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(seconds)], stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", SCRIPT, str(seconds)],
+            stderr=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)},
-        )  # fmt: skip
+        )
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
@@ -86,7 +90,8 @@ def test_an_upload_under_way_at_the_signal_is_still_answered(start) -> None:  # 
     server = start(0.0)
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"image": base64.b64encode(picture()).decode(), "labels": ["cat"]}).encode()
-    head = f"POST /v1/tag HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v1/tag HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(head.encode() + body[:100])
         time.sleep(0.3)
@@ -114,9 +119,29 @@ def test_a_taken_port_is_a_clear_error() -> None:
         serve(recognizer=FakeRecognizer(), host="no.such.host.invalid")
 
 
-def test_bound_to_the_world_it_answers_to_any_name_unless_told() -> None:
-    from ramatch.serve.run import _for_host
+@pytest.mark.parametrize("port", [99999, -1, 65536])
+def test_a_port_that_cannot_be_is_refused(port: int) -> None:
+    with pytest.raises(RamatchError, match=f"no port {port}"):
+        serve(recognizer=FakeRecognizer(), port=port)
 
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """asyncio sets TCP_NODELAY on the connections of a listener that says it is TCP, and on no other."""
+
+    async def main() -> int:
+        accepted: asyncio.Queue = asyncio.Queue()
+        server = await asyncio.start_server(lambda _, writer: accepted.put(writer), sock=_listen("127.0.0.1", 0))
+        _, client = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer = await accepted.get()
+        found = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for end in (client, writer, server):
+            end.close()
+        return found
+
+    assert asyncio.run(main()) != 0
+
+
+def test_bound_to_the_world_it_answers_to_any_name_unless_told() -> None:
     assert _for_host(ServeSettings(), "0.0.0.0").allowed_hosts == ("*",)
     assert _for_host(ServeSettings(), "127.0.0.1").allowed_hosts == ServeSettings().allowed_hosts
     assert _for_host(ServeSettings(allowed_hosts=("tags.example",)), "0.0.0.0").allowed_hosts == ("tags.example",)

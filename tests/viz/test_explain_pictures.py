@@ -14,16 +14,15 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from ramatch.config import MATCHERS
 from ramatch.errors import RamatchError
 from ramatch.viz import (
     _sheet,
     compare_matchers,
     explanation,
     label_pictures,
-    marginal_picture,
     plan_picture,
     save,
-    save_explanation,
 )
 
 SPOTS = {"kite": (1, 6), "dog": (4, 2), "person": (3, 4)}
@@ -74,13 +73,13 @@ def test_flat_maps_do_not_glow_and_improbable_ones_glow_less(image):
     assert maybe == pytest.approx(here, rel=0.05)
 
 
-def test_marginal_picture_is_hot_where_the_marginal_is(image):
+def test_the_marginal_is_drawn_hot_where_it_is(image):
     prediction = make_prediction(["a", "b"], {})
     marginal = np.ones(48)
     marginal[2 * 8 + 7] = 60
-    figure = marginal_picture(replace(prediction, marginal=marginal / marginal.sum()), image)
-    assert hottest_cell(photos(figure)[1], (6, 8)) == (2, 7)
-    assert f"{48 * 60 / 107:.3g}× uniform" in texts(figure)
+    figure = explanation(replace(prediction, marginal=marginal / marginal.sum()), image)
+    assert hottest_cell(photos(figure)[1], (6, 8)) == (2, 7)  # the first photograph is the image
+    assert "region marginal ũ" in texts(figure)
 
 
 @pytest.mark.parametrize("size", [3, 20, 300])
@@ -144,7 +143,7 @@ def test_comparison_has_green_and_red_cells(image):
     cells = [cell for cell in cells if cell in (_sheet.GREEN_CELL, _sheet.RED_CELL, _sheet.PLAIN_CELL)]
     green, red = _sheet.GREEN_CELL, _sheet.RED_CELL
     assert cells == [green, red, green, green, green, green]
-    assert {"Re-weighting", "KCOT", "other label 2", "dog"} <= set(texts(figure))
+    assert {MATCHERS["reweight"], MATCHERS["kcot"], "other label 2", "dog"} <= set(texts(figure))
     assert len(photos(figure)) == 2
     plain = compare_matchers(matchers(), image)
     assert not [p for p in plain.findobj(Rectangle) if to_hex(p.get_facecolor()) in (green, red)]
@@ -187,8 +186,7 @@ def test_long_and_odd_labels_are_cut_not_interpreted(image):
 def test_one_label_one_region_and_tall_images(grid):
     tall = Image.new("RGB", (48, 96), "grey")
     prediction = make_prediction(["hat"], {"hat": (0, 0)}, grid=grid)
-    for figure in (explanation(prediction, tall, matchers={"ot": prediction}), marginal_picture(prediction, tall)):
-        assert np.isfinite(_render(figure)).all()
+    assert np.isfinite(_render(explanation(prediction, tall, matchers={"ot": prediction}))).all()
 
 
 def test_images_are_turned_upright_and_kept_small(image):
@@ -203,7 +201,7 @@ def test_images_are_turned_upright_and_kept_small(image):
 
 def test_files(tmp_path, image):
     prediction = make_prediction(vocabulary(5), SPOTS)
-    path = save_explanation(prediction, image, tmp_path / "new" / "page.png", truth=["dog"], dpi=50)
+    path = save(explanation(prediction, image, truth=["dog"]), tmp_path / "new" / "page.png", dpi=50)
     with Image.open(path) as picture:
         assert picture.format == "PNG"
         assert picture.width == 12 * 50
@@ -232,7 +230,7 @@ def test_pyplot_is_not_touched(image, monkeypatch):
     [
         (lambda p, i: label_pictures(replace(p, plan=None), i), "maps=True"),
         (lambda p, i: plan_picture(replace(p, plan=None)), "maps=True"),
-        (lambda p, i: marginal_picture(replace(p, marginal=None), i), "marginal"),
+        (lambda p, i: explanation(replace(p, marginal=None), i), "marginal"),
         (lambda p, i: label_pictures(p, i, labels=["zebra"]), "'zebra' is not in the vocabulary"),
         (lambda p, i: label_pictures(p, i, labels=[]), "no label to draw"),
         (lambda p, i: plan_picture(p, truth=["zebra"]), "true label 'zebra'"),

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..assets import parse_labels, vocabulary, vocabulary_names
+from ..config import MATCHERS
 from ..errors import RamatchError
 
 if TYPE_CHECKING:
     from ..recognizer import Recognizer
 
-MATCHERS = ("kcot", "ot", "bipartite", "average", "reweight")  # of model/matching.py, known before torch is loaded
-
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model", default="ramatch-mini", metavar="M",
-        help="bundled model, model folder, Hugging Face CLIP id, or state-dict file (default: %(default)s)",
-    )  # fmt: skip
+    what = "bundled model, model folder, Hugging Face CLIP id, or state-dict file (default: %(default)s)"
+    group.add_argument("--model", default="ramatch-mini", metavar="M", help=what)
     group.add_argument("--backbone", metavar="B", help="where an adapter's backbone lies, if not where it says")
-    group.add_argument(
-        "--label-features",
-        metavar="F",
-        help="safetensors with fixed label features (vision towers without a text tower)",
-    )
+    what = "safetensors with fixed label features (vision towers without a text tower)"
+    group.add_argument("--label-features", metavar="F", help=what)
     add_device(group)
 
 
 def add_device(parser: Any) -> None:
-    parser.add_argument(
-        "--device", type=_device, metavar="D", help="cpu, cuda, cuda:1, … (default: cuda where there is one)"
-    )
+    what = "cpu, cuda, cuda:1, … (default: cuda where there is one)"
+    parser.add_argument("--device", type=_device, metavar="D", help=what)
+
+
+def add_matcher(parser: Any) -> None:
+    parser.add_argument("--matcher", choices=tuple(MATCHERS), help="instead of the model's own")
 
 
 def add_labels(parser: argparse.ArgumentParser) -> None:
@@ -41,28 +44,24 @@ def add_labels(parser: argparse.ArgumentParser) -> None:
     one = group.add_mutually_exclusive_group()
     one.add_argument("--labels", metavar="A,B,C", help="labels separated by commas")
     one.add_argument("--labels-file", metavar="F", help="text file with one label per line")
-    one.add_argument("--vocabulary", metavar="V", help="a bundled list: everyday, coco80, nus81, voc20")
+    one.add_argument("--vocabulary", metavar="V", help=f"a bundled list: {', '.join(vocabulary_names())}")
 
 
-def labels_of(arguments: argparse.Namespace, default: str | None = None) -> list[str]:
+def labels_of(arguments: argparse.Namespace) -> list[str]:
     """The labels the user named. Typed twice is a slip worth saying; in a file a repeated line counts once."""
-    from ..assets import parse_labels, vocabulary
-
     if arguments.labels is not None:
-        found = split(arguments.labels)
-        where = "--labels"
+        found, where = split(arguments.labels), "--labels"
         for label in found:
             if found.count(label) > 1:
                 raise RamatchError(f"{where} has '{label}' twice; each label must be there once")
     elif arguments.labels_file is not None:
-        path = Path(arguments.labels_file)
+        where = arguments.labels_file
         try:
-            found = parse_labels(path.read_text(encoding="utf-8").splitlines())
+            found = parse_labels(Path(where).read_text(encoding="utf-8").splitlines())
         except UnicodeDecodeError:
-            raise RamatchError(f"{path}: not a UTF-8 text file; it should have one label per line") from None
-        where = str(path)
-    elif name := arguments.vocabulary or default:
-        found, where = vocabulary(name), f"vocabulary {name}"
+            raise RamatchError(f"{where}: not a UTF-8 text file; it should have one label per line") from None
+    elif arguments.vocabulary is not None:
+        found, where = vocabulary(arguments.vocabulary), f"vocabulary {arguments.vocabulary}"
     else:
         raise RamatchError("no labels: give --labels A,B,C or --labels-file F or --vocabulary everyday")
     if not found:
@@ -78,32 +77,50 @@ def split(text: str) -> list[str]:
 def load_recognizer(arguments: argparse.Namespace, **options: Any) -> Recognizer:
     from ..recognizer import Recognizer
 
-    return Recognizer.from_pretrained(
-        arguments.model, device=arguments.device, label_features=arguments.label_features, backbone=arguments.backbone,
-        **options,
-    )  # fmt: skip
+    return Recognizer.from_pretrained(arguments.model, **model_options(arguments), **options)
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1."""
+def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_model` asked for beside the model, as `Recognizer.from_pretrained` takes it."""
+    return {name: getattr(arguments, name) for name in ("device", "label_features", "backbone")}
+
+
+@contextlib.contextmanager
+def cleaning_up() -> Iterator[None]:
+    """SIGTERM and SIGHUP as an exception, like Ctrl-C: files that were not finished are removed on the way out."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else
+        signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        before = {number: signal.signal(number, leave) for number in signals}
     try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text}")
-    return value
+def number(kind: type[int] | type[float], low: int, high: float = math.inf) -> Callable[[str], Any]:
+    """A type of argparse: a number from `low` to `high`."""
+    name = "a whole number" if kind is int else "a number"
+    bounds = f"be at least {low}" if high == math.inf else f"lie between {low} and {high}"
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not {name}") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must {bounds}, got {text}")
+        return value
+
+    return parse
+
+
+count, share = number(int, 1), number(float, 0, 1)
 
 
 def _device(text: str) -> str:

@@ -36,10 +36,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     from ..data.check import check
     from ..files import write_json
 
-    report = check(
-        arguments.path, split=arguments.split, classes=read_classes(arguments.classes) if arguments.classes else None,
-        images_root=arguments.images_root, format=arguments.format, decode=arguments.decode,
-    )  # fmt: skip
+    classes = read_classes(arguments.classes) if arguments.classes else None
+    where = {"split": arguments.split, "images_root": arguments.images_root, "format": arguments.format}
+    report = check(arguments.path, classes=classes, decode=arguments.decode, **where)
     print(report.to_text(top=None if arguments.all_classes else 20))
     if arguments.json:
         write_json(arguments.json, report.to_dict())
@@ -56,9 +55,8 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.root is None:
         raise RamatchError("say where the downloaded files lie: --root DIR")
-    done = prepare(
-        arguments.name, arguments.root, arguments.out, train_list=arguments.train_list, test_list=arguments.test_list,
-        check_images=not arguments.no_check_images,
-    )  # fmt: skip
+    lists = {"train_list": arguments.train_list, "test_list": arguments.test_list}
+    check_images = not arguments.no_check_images
+    done = prepare(arguments.name, arguments.root, arguments.out, check_images=check_images, **lists)
     print(done.to_text())
     return 0

@@ -13,29 +13,24 @@ def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "explain",
         help="draw where each label was found, and why",
-        description="One page for an image: ranking, the region marginal, each label's transport weights, the whole plan, and "
-        "the matchers side by side.",
+        description="One page for an image: ranking, the region marginal, each label's transport weights, the "
+        "whole plan, and the matchers side by side.",
     )
     parser.add_argument("image", metavar="IMAGE")
     add_labels(parser)
     add_model(parser)
     parser.add_argument("--out", metavar="F", help="PNG, SVG or PDF (default: IMAGE's name with -explained.png, here)")
-    parser.add_argument(
-        "--truth", metavar="A,B", help="labels known to be there: they are marked instead of the top ones"
-    )
+    what = "labels known to be there: they are marked instead of the top ones"
+    parser.add_argument("--truth", metavar="A,B", help=what)
     parser.add_argument("--top", type=count, default=8, metavar="K", help="labels with a map of their own (default: 8)")
-    parser.add_argument(
-        "--matchers",
-        default="reweight,ot,kcot",
-        metavar="A,B",
-        help="side by side; empty for none (default: %(default)s)",
-    )
+    what = "side by side; empty for none (default: %(default)s)"
+    parser.add_argument("--matchers", default="reweight,ot,kcot", metavar="A,B", help=what)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..data.images import load_image
-    from ..viz import save_explanation
+    from ..viz import explanation, save
 
     labels = labels_of(arguments)
     image = load_image(arguments.image)
@@ -45,14 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     prediction = recognizer.predict(arguments.image, maps=True)
     matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in split(arguments.matchers)}
     out = Path(arguments.out or f"{Path(arguments.image).stem}-explained.png")
-    save_explanation(
-        prediction,
-        image,
-        out,
-        truth=truth,
-        top=arguments.top,
-        matchers=matchers or None,
-        title=Path(arguments.image).name,
-    )
+    shown = {"truth": truth, "top": arguments.top, "matchers": matchers, "title": Path(arguments.image).name}
+    save(explanation(prediction, image, **shown), out)
     print(out)
     return 0

@@ -6,19 +6,21 @@ import argparse
 import os
 from typing import Any
 
-from ._shared import add_model, count
+from ._shared import add_model, count, model_options, number
 
 
 def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "serve",
         help="web page and HTTP API",
-        description="Serve a model: a page at /, POST /v1/tag, /openapi.json, /healthz, /readyz, /metrics. Bound to this "
-        "machine unless --host says otherwise; set RAMATCH_API_KEY to ask clients for a key.",
+        description="Serve a model: a page at /, POST /v1/tag, /openapi.json, /healthz, /readyz, /metrics. Bound to "
+        "this machine unless --host says otherwise; set RAMATCH_API_KEY to ask clients for a key.",
     )
     add_model(parser)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--port", type=number(int, 0, 65535), default=8000, help="0: any free one (default: %(default)s)"
+    )
     parser.add_argument("--queue", type=count, metavar="N", help="requests that may wait; more are answered 429")
     parser.add_argument("--window-ms", type=float, metavar="T", help="how long a batch waits for company")
     parser.add_argument("--batch-size", type=count, metavar="N", help="most images in one pass")
@@ -35,11 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         "window_s": None if arguments.window_ms is None else arguments.window_ms / 1000,
         "max_batch": arguments.batch_size,
         "cors_origins": tuple(arguments.cors) if arguments.cors else None,
-        "api_key": os.environ.get("RAMATCH_API_KEY") or None,
+        "api_key": os.environ.get("RAMATCH_API_KEY"),  # set but empty is a slip: refused, like any short one
     }
     settings = ServeSettings(**{name: value for name, value in wanted.items() if value is not None})
-    serve(
-        arguments.model, host=arguments.host, port=arguments.port, settings=settings, device=arguments.device,
-        label_features=arguments.label_features, backbone=arguments.backbone,
-    )  # fmt: skip
+    options = model_options(arguments)
+    serve(arguments.model, host=arguments.host, port=arguments.port, settings=settings, **options)
     return 0

@@ -4,89 +4,72 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ..errors import RamatchError
-from ._shared import MATCHERS, add_labels, add_model, count, labels_of, load_recognizer, share
+from ._shared import add_labels, add_matcher, add_model, cleaning_up, count, labels_of, load_recognizer, share
 
 if TYPE_CHECKING:
     from ..prediction import Prediction
 
-FORMATS = ("table", "json", "csv", "jsonl")
 TOP = 5  # labels per image, unless told
 REPORT_TOP = 15  # labels listed per image on a page, where the threshold alone would choose
-
-
-class Output(Protocol):
-    """What a writer needs of a file."""
-
-    def write(self, text: str, /) -> int: ...
-    def flush(self) -> None: ...
 
 
 def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "tag",
         help="say which labels are in images",
-        description="Say which labels are in images, how sure, and (with --report or --maps) where. Unreadable images are "
-        "reported and counted at the end; the exit code is then 1.",
+        description="Say which labels are in images, how sure, and (with --report or --maps) where. Unreadable images "
+        "are reported and counted at the end; the exit code is then 1.",
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or globs")
     add_labels(parser)
     add_model(parser)
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--top", type=count, metavar="K", help=f"at most K labels per image (default: {TOP} without --threshold)"
-    )
-    group.add_argument("--threshold", type=share, metavar="P", help="only labels with at least this probability")
-    group.add_argument("--format", choices=FORMATS, default="table")
-    group.add_argument("--out", metavar="F", help="write to a file instead of standard output")
-    group.add_argument("--maps", action="store_true", help="with json or jsonl: each label's region map")
-    group.add_argument(
-        "--report", metavar="F.html", help="also write one self-contained page with images, labels and maps"
-    )
-    group.add_argument("--matcher", choices=MATCHERS, help="instead of the model's own")
-    group.add_argument("--batch-size", type=count, default=16, metavar="N")
-    group.add_argument("--quiet", action="store_true", help="no progress bar")
+    add = group.add_argument
+    add("--top", type=count, metavar="K", help=f"at most K labels per image (default: {TOP} without --threshold)")
+    add("--threshold", type=share, metavar="P", help="only labels with at least this probability")
+    add("--format", choices=FORMATS, default="table")
+    add("--out", metavar="F", help="write to a file instead of standard output")
+    add("--maps", action="store_true", help="with json or jsonl: each label's region map")
+    add("--report", metavar="F.html", help="also write one self-contained page with images, labels and maps")
+    add_matcher(group)
+    add("--batch-size", type=count, default=16, metavar="N")
+    add("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..batching import predict_files
+    from ..files import write_atomic
+    from ..recognizer import predict_files
 
     if arguments.maps and arguments.format not in ("json", "jsonl"):
         raise RamatchError("--maps needs --format json or jsonl: a table has no room for maps")
     labels = labels_of(arguments)
     paths, failed = _find(arguments.images)
+    _spare_pictures(arguments, paths)
     total = len(paths) + len(failed)
     recognizer = load_recognizer(arguments, cache=0)  # every image is seen once
     if arguments.threshold is not None and not recognizer.calibrated:
-        print(
-            f"ramatch: note: '{arguments.model}' is not calibrated: its probabilities compare the labels with each other "
-            "and sum to 1; see ramatch calibrate",
-            file=sys.stderr,
-        )
+        note = "its probabilities compare the labels with each other and sum to 1; see ramatch calibrate"
+        print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
     recognizer.set_vocabulary(labels)
-    answers = predict_files(
-        recognizer, paths, maps=arguments.maps or bool(arguments.report), matcher=arguments.matcher,
-        batch_size=arguments.batch_size, failed=failed, progress=not arguments.quiet and sys.stderr.isatty(),
-    )  # fmt: skip
-    if arguments.out:
-        from ..files import write_atomic
-
-        def write(path: Path) -> None:
-            with path.open("w", encoding="utf-8", newline="") as file:
-                _answer(answers, file, arguments)
-
-        write_atomic(arguments.out, write)
-    else:
-        _answer(answers, sys.stdout, arguments)
+    options = {"maps": arguments.maps or bool(arguments.report), "matcher": arguments.matcher, "failed": failed}
+    progress = not arguments.quiet and sys.stderr.isatty()
+    answers = predict_files(recognizer, paths, batch_size=arguments.batch_size, progress=progress, **options)
+    with cleaning_up():
+        if arguments.out:
+            write_atomic(arguments.out, lambda path: _answer_file(answers, path, arguments))
+        else:
+            _answer(answers, sys.stdout, arguments)
     for path, reason in failed:
         print(f"ramatch: could not read {path}: {reason}", file=sys.stderr)
     if failed:
@@ -110,103 +93,99 @@ def _find(images: list[str]) -> tuple[list[Path], list[tuple[str, str]]]:
     return list(found), missing
 
 
-def _answer(answers: Iterator[Prediction], file: Output, arguments: argparse.Namespace) -> None:
+def _spare_pictures(arguments: argparse.Namespace, paths: list[Path]) -> None:
+    """Refuse to write text over a photograph: `tag *.webp --out` forgets the file's name easily."""
+    from ..data.images import is_image_name
+
+    for option, out in (("--out", arguments.out), ("--report", arguments.report)):
+        if out and (is_image_name(out) or Path(out).resolve() in {path.resolve() for path in paths}):
+            raise RamatchError(f"{option} {out} is the name of an image, which would be overwritten with text")
+
+
+def _answer_file(answers: Iterator[Prediction], path: Path, arguments: argparse.Namespace) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        _answer(answers, file, arguments)
+
+
+def _answer(answers: Iterator[Prediction], file: TextIO, arguments: argparse.Namespace) -> None:
     """Write every answer as it comes, and the page beside it; no more than a batch is held."""
-    if arguments.report:
-        file = _WhileRead(file)
     top = arguments.top or (None if arguments.threshold is not None else TOP)
-    chosen = {"top": top, "threshold": arguments.threshold}
-    written = WRITERS[arguments.format](answers, file, maps=arguments.maps, **chosen)
+    written = _written(answers, file, arguments, top)
     first = next(written, None) if arguments.report else None
     if first is not None:
         from ..viz.report import write_report
 
-        shown, sources = _with_sources(chain([first], written))
-        write_report(shown, sources, arguments.report, top=top or REPORT_TOP, threshold=arguments.threshold)
+        shown = {"top": top or REPORT_TOP, "threshold": arguments.threshold}
+        write_report(chain([first], written), None, arguments.report, **shown)
         print(f"ramatch: wrote {arguments.report}", file=sys.stderr)
     deque(written, maxlen=0)
 
 
-class _WhileRead:
-    """Standard output for as long as someone reads it: a page that was asked for is finished all the same."""
+def _written(
+    answers: Iterator[Prediction], file: TextIO, arguments: argparse.Namespace, top: int | None
+) -> Iterator[Prediction]:
+    """Pass the answers on as they are written. A page that was asked for is finished even if no one reads these."""
+    form, chosen = FORMATS[arguments.format], {"top": top, "threshold": arguments.threshold, "maps": arguments.maps}
+    reader_left = False
 
-    def __init__(self, file: Output) -> None:
-        self.file, self.gone = file, False
+    def put(text: str) -> None:
+        nonlocal reader_left
+        try:
+            if text and not reader_left:
+                file.write(text)
+                file.flush()
+        except BrokenPipeError:
+            if not arguments.report:
+                raise
+            reader_left = True
 
-    def write(self, text: str) -> int:
-        self._try(lambda: self.file.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self.file.flush)
-
-    def _try(self, call: Callable[[], object]) -> None:
-        if not self.gone:
-            try:
-                call()
-            except BrokenPipeError:
-                self.gone = True
-
-
-def _with_sources(answers: Iterator[Prediction]) -> tuple[Iterator[Prediction], Iterator[str | None]]:
-    """The answers, and beside each its file; for a reader that takes one of each in turn (`tee` would hold 57)."""
-    latest: list[str | None] = []
-
-    def passing() -> Iterator[Prediction]:
-        for prediction in answers:
-            latest[:] = [prediction.source]
-            yield prediction
-        latest.clear()
-
-    def sources() -> Iterator[str | None]:
-        while latest:
-            yield latest[0]
-
-    return passing(), sources()
-
-
-# Writers pass on what they have written, so that a report can follow in the same pass.
-
-
-def _json(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
-    file.write("[")
-    between = "\n"
+    put(form.head)
+    between = ""
     for prediction in answers:
-        text = json.dumps(prediction.to_dict(maps=maps, **chosen), ensure_ascii=False, indent=None if maps else 1)
-        file.write(between + text)
-        between = ",\n"
+        put(between + form.one(prediction.to_dict(**chosen)))
+        between = form.between
         yield prediction
-    file.write("\n]\n")
+    put(form.tail)
 
 
-def _jsonl(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
-    for prediction in answers:
-        file.write(json.dumps(prediction.to_dict(maps=maps, **chosen), ensure_ascii=False) + "\n")
-        file.flush()
-        yield prediction
+class Format(NamedTuple):
+    """How answers are written: before all, each one, between two, after all."""
+
+    head: str
+    one: Callable[[dict[str, Any]], str]
+    between: str = ""
+    tail: str = ""
 
 
-def _csv(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["image", "label", "probability", "score"])
-    for prediction in answers:
-        for entry in prediction.to_dict(**chosen)["labels"]:
-            writer.writerow([prediction.source, entry["label"], entry["probability"], entry["score"]])
-        yield prediction
+def _table(answer: dict[str, Any]) -> str:
+    entries = answer["labels"]
+    lines, width = [answer["image"]], max((len(entry["label"]) for entry in entries), default=0)
+    for entry in entries:
+        bar = "█" * round(20 * entry["probability"])
+        lines.append(f"  {entry['label']:<{width}}  {entry['probability']:5.2f}  {bar}".rstrip())
+    if not entries:
+        lines.append("  (no label reaches the threshold)")
+    return "\n".join(lines) + "\n"
 
 
-def _table(answers: Iterator[Prediction], file: Output, *, maps: bool, **chosen: Any) -> Iterator[Prediction]:
-    for prediction in answers:
-        entries = prediction.to_dict(**chosen)["labels"]
-        file.write(f"{prediction.source}\n")
-        width = max((len(e["label"]) for e in entries), default=0)
-        for entry in entries:
-            bar = "█" * round(20 * entry["probability"])
-            file.write(f"  {entry['label']:<{width}}  {entry['probability']:5.2f}  {bar}".rstrip() + "\n")
-        if not entries:
-            file.write("  (no label reaches the threshold)\n")
-        file.flush()
-        yield prediction
+def _json(answer: dict[str, Any]) -> str:
+    return "\n" + json.dumps(answer, ensure_ascii=False, indent=None if "grid" in answer else 1)  # maps are long
 
 
-WRITERS = {"table": _table, "json": _json, "csv": _csv, "jsonl": _jsonl}
+def _jsonl(answer: dict[str, Any]) -> str:
+    return json.dumps(answer, ensure_ascii=False) + "\n"
+
+
+def _csv(answer: dict[str, Any]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([answer["image"], e["label"], e["probability"], e["score"]] for e in answer["labels"])
+    return text.getvalue()
+
+
+FORMATS = {
+    "table": Format("", _table),
+    "json": Format("[", _json, ",", "\n]\n"),
+    "csv": Format("image,label,probability,score\n", _csv),
+    "jsonl": Format("", _jsonl),
+}

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ._shared import MATCHERS, add_device, add_model, count
+from ._shared import add_device, add_matcher, add_model, count
 
 
 def add_verbs(verbs: Any) -> None:
@@ -41,14 +41,16 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--seen", metavar="F", help="seen labels, a text file")
     parser.add_argument("--unseen", metavar="F", help="unseen labels, a text file")
     parser.add_argument("--preset", default="ramatch", help="for a plain CLIP: ramatch, paper or reference")
-    parser.add_argument("--matcher", choices=MATCHERS, help="instead of the model's own")
+    add_matcher(parser)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"))
     parser.add_argument("--batch-size", type=count, default=64, metavar="N")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that decode images; 0: none")
     parser.add_argument(
         "--all-scores", action="store_true", help="also the parts: global feature alone, regions, best region"
     )
-    parser.add_argument("--localise", action="store_true", help="pointing game and IoU against the data's boxes")
+    parser.add_argument(
+        "--localise", "--localize", action="store_true", help="pointing game and IoU against the data's boxes"
+    )
     parser.add_argument(
         "--map",
         choices=("similarity", "plan"),
@@ -184,10 +186,10 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 def _localise(arguments: argparse.Namespace) -> int:
-    from ..evaluation.maps import localise
+    from ..evaluation.localization import localize
     from ..files import write_json
 
-    report = localise(
+    report = localize(
         arguments.model, arguments.data, split=arguments.split, images_root=arguments.images_root,
         label_features=arguments.label_features, backbone=arguments.backbone, device=arguments.device,
         matcher=arguments.matcher, kind=arguments.map, batch_size=arguments.batch_size, progress=sys.stderr.isatty(),

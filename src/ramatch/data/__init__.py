@@ -7,86 +7,26 @@ is left in its module `ramatch.data.check`, as one name cannot be both.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ramatch.data.annotations import Annotations, Box, Issue, Record, Summary
-    from ramatch.data.benchmarks import (
-        BENCHMARKS,
-        PROTOCOLS,
-        Benchmark,
-        Evaluation,
-        Prepared,
-        class_list,
-        prepare,
-        read_protocol,
-    )
-    from ramatch.data.captions import CaptionRecord, Captions, read_captions
-    from ramatch.data.check import Report
-    from ramatch.data.dataset import ImageLabelDataset
-    from ramatch.data.images import ImageError, ImageTooLargeError, find_images, load_image
-    from ramatch.data.records import list_splits, read_annotations, read_classes
-    from ramatch.data.sampler import Draw, ResumableSampler, sample_seed
-    from ramatch.data.transforms import Normalize, eval_transform, train_transform
-
-_HOMES = {
-    "annotations": ("Annotations", "Box", "Issue", "Record", "Summary"),
-    "benchmarks": (
-        "BENCHMARKS",
-        "PROTOCOLS",
-        "Benchmark",
-        "Evaluation",
-        "Prepared",
-        "class_list",
-        "prepare",
-        "read_protocol",
-    ),
-    "captions": ("CaptionRecord", "Captions", "read_captions"),
-    "check": ("Report",),
-    "dataset": ("ImageLabelDataset",),
-    "images": ("ImageError", "ImageTooLargeError", "find_images", "load_image"),
-    "records": ("list_splits", "read_annotations", "read_classes"),
-    "sampler": ("Draw", "ResumableSampler", "sample_seed"),
-    "transforms": ("Normalize", "eval_transform", "train_transform"),
+_NAMES = {
+    "annotations": "Annotations Box Issue Record Summary",
+    "benchmarks": "BENCHMARKS PROTOCOLS Benchmark Evaluation Prepared prepare read_protocol",
+    "captions": "CaptionRecord Captions read_captions",
+    "check": "Report",
+    "classes": "class_list",
+    "dataset": "ImageLabelDataset",
+    "images": "ImageError ImageTooLargeError find_images load_image",
+    "records": "list_splits read_annotations read_classes",
+    "sampler": "Draw ResumableSampler sample_seed",
+    "transforms": "Normalize eval_transform train_transform",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "BENCHMARKS",
-    "PROTOCOLS",
-    "Annotations",
-    "Benchmark",
-    "Box",
-    "CaptionRecord",
-    "Captions",
-    "Draw",
-    "Evaluation",
-    "ImageError",
-    "ImageLabelDataset",
-    "ImageTooLargeError",
-    "Issue",
-    "Normalize",
-    "Prepared",
-    "Record",
-    "Report",
-    "ResumableSampler",
-    "Summary",
-    "class_list",
-    "eval_transform",
-    "find_images",
-    "list_splits",
-    "load_image",
-    "prepare",
-    "read_annotations",
-    "read_captions",
-    "read_classes",
-    "read_protocol",
-    "sample_seed",
-    "train_transform",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"ramatch.data.{home}"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"ramatch.data.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'ramatch.data' has no attribute {name!r}")

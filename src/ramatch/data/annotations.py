@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,11 +55,6 @@ class Issue:
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add(self, example: str, count: int = 1) -> None:
-        self.count += count
-        if len(self.examples) < EXAMPLES:
-            self.examples.append(example)
-
 
 @dataclass
 class Summary:
@@ -76,8 +70,11 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     issues: dict[str, Issue] = field(default_factory=dict)
 
-    def add_issue(self, kind: str, outcome: str, example: str, count: int = 1) -> None:
-        self.issues.setdefault(kind, Issue(outcome)).add(example, count)
+    def add_issue(self, kind: str, outcome: str, example: str) -> None:
+        issue = self.issues.setdefault(kind, Issue(outcome))
+        issue.count += 1
+        if len(issue.examples) < EXAMPLES:
+            issue.examples.append(example)
 
     def count(self, kind: str) -> int:
         """How often a kind of problem occurred (0 if never)."""
@@ -100,25 +97,23 @@ class Summary:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        kept = {k: v for k, v in self.__dict__.items() if k != "issues"}
-        issues = {
-            kind: {"count": i.count, "outcome": i.outcome, "examples": list(i.examples)}
-            for kind, i in self.issues.items()
-        }
-        return {**kept, "notes": list(self.notes), "issues": issues}
+        return dataclasses.asdict(self)
 
-    def __str__(self) -> str:
-        return self.to_text()
+    __str__ = to_text
 
 
 @dataclass
 class Annotations:
-    """A labelled set of pictures, whatever format it came from."""
+    """A labelled set of pictures, whatever format it came from; its summary counts what is in it."""
 
     classes: tuple[str, ...]
     records: list[Record]
     summary: Summary
-    root: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.summary.images, self.summary.classes = len(self.records), len(self.classes)
+        self.summary.labels = sum(len(r.labels) for r in self.records)
+        self.summary.unlabelled = sum(not r.labels for r in self.records)
 
     @property
     def format(self) -> str:
@@ -156,33 +151,17 @@ class Annotations:
     def restrict(self, classes: Sequence[str], *, drop_unlabelled: bool = False) -> Annotations:
         """Only these classes, in this order; `drop_unlabelled` also leaves out images with none of them."""
         keep = set(classes)
-        records = [
-            replace(
-                r,
-                labels=tuple(x for x in r.labels if x in keep),
-                boxes=tuple(b for b in r.boxes if b.label in keep),
-            )
-            for r in self.records
-        ]
-        return self._with([r for r in records if r.labels or not drop_unlabelled], tuple(classes))
+        records = []
+        for record in self.records:
+            labels = tuple(x for x in record.labels if x in keep)
+            if labels or not drop_unlabelled:
+                boxes = tuple(b for b in record.boxes if b.label in keep)
+                records.append(replace(record, labels=labels, boxes=boxes))
+        return self._with(records, tuple(classes))
 
     def _with(self, records: list[Record], classes: tuple[str, ...]) -> Annotations:
         summary = replace(self.summary, notes=list(self.summary.notes), issues=dict(self.summary.issues))
-        tally(summary, records, classes)
-        return Annotations(classes, records, summary, self.root)
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the labels (not the pictures) as `{"classes": [...], "images": [[key, [label, ...]], ...]}`."""
-        content = {"classes": list(self.classes), "images": [[r.key, list(r.labels)] for r in self.records]}
-        with open(path, "w", encoding="utf-8") as stream:
-            json.dump(content, stream, ensure_ascii=False, separators=(",", ":"))
-
-
-def tally(summary: Summary, records: Sequence[Record], classes: Sequence[str]) -> None:
-    """Fill in the counts of `summary`."""
-    summary.images, summary.classes = len(records), len(classes)
-    summary.labels = sum(len(r.labels) for r in records)
-    summary.unlabelled = sum(not r.labels for r in records)
+        return Annotations(classes, records, summary)
 
 
 @dataclass(slots=True)
@@ -201,7 +180,7 @@ class Row:
 class Reading:
     """A reader's answer: rows, the classes if the format declares them, and where images may be."""
 
-    rows: list[Row]
+    rows: list[Row] = field(default_factory=list)
     classes: list[str] | None = None
     roots: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -12,11 +12,12 @@ from PIL import Image
 
 from ramatch.data.annotations import Summary
 from ramatch.data.formats import coco, tables
-from ramatch.data.formats.request import Request, read_text
+from ramatch.data.formats.request import Request
 from ramatch.data.images import MAX_PIXELS, load_image
 from ramatch.data.records import Paths, tidy
 from ramatch.data.sources import ImageSource, Locator
 from ramatch.errors import RamatchError
+from ramatch.files import read_text
 
 CAPTION_COLUMNS = ("captions", "caption", "sentences", "sentence", "text", "texts", "description", "comment")
 

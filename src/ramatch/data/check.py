@@ -11,8 +11,13 @@ from statistics import mean, median
 from typing import Any
 
 from ramatch.data.annotations import Annotations, Record
-from ramatch.data.records import Paths, list_splits, read_annotations
+from ramatch.data.records import SAME_CLASS, Paths, list_splits, read_annotations
 from ramatch.errors import RamatchError
+
+BROKEN = ("missing image", "unknown label", "dangling annotation", "missing annotation")
+SAMPLES = 5  # images listed, evenly spaced
+THREADS = 4  # that decode
+PROBLEMS = (*BROKEN, "duplicate class", SAME_CLASS)
 
 
 @dataclass
@@ -20,27 +25,22 @@ class Part:
     """One split: its annotations and what decoding its images showed."""
 
     annotations: Annotations
-    samples: list[Record]
     decoded: int = 0
     unreadable: dict[str, str] = field(default_factory=dict)  # key -> reason
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
 
     def to_dict(self) -> dict[str, Any]:
-        per_image = [len(r.labels) for r in self.annotations.records]
+        records = self.annotations.records
+        per_image = [len(r.labels) for r in records]
         counts = self.annotations.class_counts()
         return {
             **self.annotations.summary.to_dict(),
             "class_names": list(self.annotations.classes),
-            "labels_per_image": {
-                "min": min(per_image),
-                "median": median(per_image),
-                "mean": mean(per_image),
-                "max": max(per_image),
-            },
+            "labels_per_image": {f.__name__: f(per_image) for f in (min, median, mean, max)},
             "class_counts": counts,
             "classes_without_images": [name for name, count in counts.items() if count == 0],
-            "boxes": sum(len(r.boxes) for r in self.annotations.records),
-            "samples": [[r.key, list(r.labels)] for r in self.samples],
+            "boxes": sum(len(r.boxes) for r in records),
+            "samples": [[r.key, list(r.labels)] for r in records[:: max(1, len(records) // SAMPLES)][:SAMPLES]],
             "decoded": self.decoded,
             "unreadable": dict(self.unreadable),
             "sizes": {f"{w}x{h}": times for (w, h), times in self.sizes.most_common()},
@@ -67,14 +67,19 @@ class Part:
 
     def _class_lines(self, counts: dict[str, int], top: int | None) -> list[str]:
         ranked = sorted(counts.items(), key=lambda item: -item[1])
-        shown = ranked if top is None or len(ranked) <= top else ranked[: top - top // 4] + ranked[-(top // 4) :]
-        width = max(len(name) for name, _ in shown)
+        top = len(ranked) if top is None else top
+        shortened = len(ranked) > top
+        tail = ranked[len(ranked) - top // 4 :] if shortened else []
+        shown = ranked[: top - top // 4] if shortened else ranked
+        width = max(len(name) for name, _ in shown + tail)
         most = max(ranked[0][1], 1)
-        lines = ["  images per class" + ("" if len(shown) == len(ranked) else " (most and least frequent)")]
-        for place, (name, count) in enumerate(shown):
-            if len(shown) < len(ranked) and place == len(shown) - top // 4:  # type: ignore[operator]
-                lines.append(f"    ... {len(ranked) - len(shown)} more")
-            lines.append(f"    {name:<{width}} {count:>8,} {'#' * round(30 * count / most)}".rstrip())
+
+        def bars(classes: list[tuple[str, int]]) -> list[str]:
+            return [f"    {n:<{width}} {c:>8,} {'#' * round(30 * c / most)}".rstrip() for n, c in classes]
+
+        lines = ["  images per class" + (" (most and least frequent)" if shortened else ""), *bars(shown)]
+        if shortened:
+            lines += [f"    ... {len(ranked) - top} more", *bars(tail)]
         empty = [name for name, count in counts.items() if count == 0]
         if empty:
             lines.append(f"  no image has: {', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}")
@@ -91,12 +96,10 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Everything could be read: no missing or unreadable image, no unknown label, no failed split."""
-        bad = ("missing image", "unknown label", "dangling annotation", "missing annotation")
-        return not self.failures and all(
-            not part.unreadable and not any(part.annotations.summary.count(kind) for kind in bad)
-            for part in self.parts.values()
-        )
+        """Everything could be read, and no problem of the kinds in PROBLEMS was found."""
+        parts = self.parts.values()
+        found = {kind for part in parts for kind in part.annotations.summary.issues}
+        return not self.failures and not any(part.unreadable for part in parts) and found.isdisjoint(PROBLEMS)
 
     def to_dict(self) -> dict[str, Any]:
         parts = {name: part.to_dict() for name, part in self.parts.items()}
@@ -109,8 +112,7 @@ class Report:
         blocks.append("no problems found" if self.ok else "problems found: see above")
         return "\n\n".join(blocks)
 
-    def __str__(self) -> str:
-        return self.to_text()
+    __str__ = to_text
 
 
 def check(
@@ -121,12 +123,10 @@ def check(
     images_root: Paths | None = None,
     format: str | None = None,
     decode: bool = False,
-    samples: int = 5,
-    threads: int = 4,
 ) -> Report:
     """Read a data set without training on it; with several splits and none named, all of them.
 
-    decode: also decode every image and report those that cannot be. samples: images listed, evenly spaced.
+    decode: also decode every image and report those that cannot be.
     """
     names: list[str | None] = [split] if split is not None else list(list_splits(path)) or [None]
     parts: dict[str, Part] = {}
@@ -139,28 +139,24 @@ def check(
                 raise
             failures[str(name)] = str(error)
             continue
-        parts[name or "all"] = part = Part(annotations, _evenly(annotations.records, samples))
+        parts[name or "all"] = part = Part(annotations)
         if decode:
-            _decode(part, threads)
+            _decode(part)
     return Report(os.fspath(path), parts, failures)
 
 
-def _decode(part: Part, threads: int) -> None:
-    def attempt(record: Record) -> tuple[Record, tuple[int, int] | None, str]:
+def _decode(part: Part) -> None:
+    def attempt(record: Record) -> tuple[int, int] | str:
         try:
-            return record, record.load().size, ""
+            return record.load().size
         except RamatchError as error:
-            return record, None, str(error)
+            return str(error)
 
-    with ThreadPoolExecutor(threads) as pool:
-        for record, size, reason in pool.map(attempt, part.annotations.records):
+    with ThreadPoolExecutor(THREADS) as pool:
+        records = part.annotations.records
+        for record, found in zip(records, pool.map(attempt, records), strict=True):
             part.decoded += 1
-            if size is None:
-                part.unreadable[record.key] = reason
+            if isinstance(found, str):
+                part.unreadable[record.key] = found
             else:
-                part.sizes[size] += 1
-
-
-def _evenly(records: Sequence[Record], count: int) -> list[Record]:
-    step = max(1, len(records) // max(1, count))
-    return list(records[::step][:count])
+                part.sizes[found] += 1

@@ -5,50 +5,34 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import ModuleType
+from typing import Any, Literal, get_args
 
-from ramatch.data.annotations import (
-    Annotations,
-    Box,
-    Issue,
-    Reading,
-    Record,
-    Row,
-    Summary,
-    tally,
-)
+from ramatch.data.annotations import Annotations, Reading, Record, Row, Summary
 from ramatch.data.formats import coco, hub, lists, sidecars, tables, voc, webdataset
-from ramatch.data.formats.request import Request, read_text
+from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
-from ramatch.data.sources import ImageSource, Locator
+from ramatch.data.sources import Locator
 from ramatch.errors import RamatchError
+from ramatch.files import read_lines, shown
 
-__all__ = ["Annotations", "Box", "Issue", "Record", "Summary", "list_splits", "read_annotations", "read_classes"]
-
-
-class Reader(NamedTuple):
-    description: str
-    detect: Callable[[Request], bool]
-    read: Callable[[Request], Reading]
-
-
-READERS: dict[str, Reader] = {  # in the order in which they are tried
-    name: Reader(module.DESCRIPTION, module.detect, module.read)
-    for name, module in {
-        "lists": lists,
-        "coco": coco,
-        "table": tables,
-        "voc": voc,
-        "hub": hub,
-        "webdataset": webdataset,
-        "sidecars": sidecars,
-    }.items()
+READERS: dict[str, ModuleType] = {  # in the order in which they are tried
+    "lists": lists,
+    "coco": coco,
+    "table": tables,
+    "voc": voc,
+    "hub": hub,
+    "webdataset": webdataset,
+    "sidecars": sidecars,
 }
-
 ANNOTATION_SUFFIXES = (".json", *tables.SUFFIXES)
 NOT_ANNOTATIONS = re.compile(r"^(dataset_infos?|dataset_dict|state|config|captions.*|person_keypoints.*)\.json$")
+
+SAME_CLASS = "classes that differ only in case"
 
 Unknown = Literal["drop", "error", "add"]
 Missing = Literal["drop", "error", "keep"]
@@ -77,32 +61,32 @@ def read_annotations(
     missing: an image that is not there is left out, an error, or kept without looking for it.
     empty: an image without labels is kept (it shows none of them), left out, or an error.
 
-    Always: a label repeated within an image counts once, an image listed twice becomes one with the labels of
-    both, the root of another machine is cut from a path, a label that differs from a class only in case, spaces,
-    `_` or `-` is taken as that class, and rows without an image are skipped; all counted in the summary.
+    docs/data.md lists the awkward cases (a label or image twice, another machine's root in a path, other spellings).
     """
-    _check_choice("unknown", unknown, Unknown)
-    _check_choice("missing", missing, Missing)
-    _check_choice("empty", empty, Empty)
+    chosen = {"unknown": (unknown, Unknown), "missing": (missing, Missing), "empty": (empty, Empty)}
+    for option, (value, choices) in chosen.items():
+        if value not in get_args(choices):
+            raise RamatchError(f"{option} must be one of {', '.join(get_args(choices))}, not {value!r}")
     names = read_classes(classes) if isinstance(classes, (str, os.PathLike)) else classes
-    request, notes = _resolve(path, split, names)
+    request = _resolve(path, split, names)
     name = _recognise(request, format)
-    reading = READERS[name].read(request)
+    reading: Reading = READERS[name].read(request)
     roots = [images_root] if isinstance(images_root, (str, os.PathLike)) else list(images_root or [])
     locator = Locator([*roots, *reading.roots], prefer=f"{split or ''} {request.path.stem}")
-    summary = Summary(str(request.path), READERS[name].description, split, notes=notes + reading.notes)
-    for kind, outcome, example in reading.issues:
-        summary.add_issue(kind, outcome, example)
-    cleaner = _Cleaner(request, reading, summary, locator, unknown, missing, empty)
-    return cleaner.run()
+    summary = Summary(str(request.path), READERS[name].DESCRIPTION, split, notes=reading.notes)
+    if request.files:
+        summary.notes.insert(0, f"{len(request.files)} file(s) match {Path(path).name}")
+    for issue in reading.issues:
+        summary.add_issue(*issue)
+    declared = reading.classes if names is None else names
+    return _Cleaner(reading, declared, summary, locator, unknown, missing, empty).run()
 
 
 def read_classes(path: str | os.PathLike) -> list[str]:
     """Class names from a text file, one per line; blank lines and lines starting with # are skipped."""
     if not os.path.isfile(path):
         raise RamatchError(f"no such class list: {path}")
-    lines = (line.strip() for line in read_text(Path(path)).splitlines())
-    names = [line for line in lines if line and not line.startswith("#")]
+    names = [line for line in read_lines(Path(path)) if not line.startswith("#")]
     if not names:
         raise RamatchError(f"{path}: no class names in it")
     return names
@@ -111,39 +95,32 @@ def read_classes(path: str | os.PathLike) -> list[str]:
 def list_splits(path: str | os.PathLike) -> list[str]:
     """Names that `split` can take for this path; empty when there is only one thing to read."""
     folder = Path(os.path.expanduser(path))
+    request = Request(folder)
     if folder.is_file():
-        request = Request(folder)
         return tables.splits(request) if tables.detect(request) else []
     if not folder.is_dir():
         if glob.glob(str(folder)):
             return []  # a pattern names its files itself
         raise RamatchError(f"no such file or folder: {path}")
-    if hub.is_saved(folder):
-        return hub.splits(folder)
-    if voc.detect(Request(folder)):
+    if voc.detect(request) and not hub.is_saved(folder):
         return voc.splits(folder)
     files = _annotation_files(folder)
-    if not files:
+    if hub.is_saved(folder) or not files:
         return hub.splits(folder)
     return [p.stem for p in files] if len(files) > 1 else []
 
 
-# ---------------------------------------------------------------------------------------- which file, which format
-
-
-def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] | None) -> tuple[Request, list[str]]:
-    """The file or folder that is meant, as a request; and notes about how it was chosen."""
+def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] | None) -> Request:
+    """The file or folder that is meant."""
     where = Path(os.path.expanduser(path))
     if not where.exists():
         hits = sorted((Path(p) for p in glob.glob(str(where))), key=natural_key)
         if not hits:
             raise RamatchError(f"no such file or folder: {where}")
-        return Request(hits[0], split, classes, files=hits), [f"{len(hits)} file(s) match {where.name}"]
-    if where.is_file():
-        return Request(where, split, classes), []
+        return Request(hits[0], split, classes, files=hits)
     folder = Request(where, split, classes)
-    if hub.is_saved(where) or voc.detect(folder):
-        return folder, []
+    if where.is_file() or hub.is_saved(where) or voc.detect(folder):
+        return folder
     files = _annotation_files(where)
     chosen = [p for p in files if split is None or _is_split(p.stem, split)]
     if len(chosen) > 1 and split is not None:
@@ -151,34 +128,29 @@ def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] 
     if len(chosen) == 1:
         request = Request(chosen[0], split, classes)
         # some other JSON file may lie in a folder of images with sidecars
-        return (request if split or _format_of(request) else folder), []
+        return request if split or _format_of(request) else folder
     if len(chosen) > 1:
-        raise RamatchError(
-            f"{where}: several annotation files; name one with split: {', '.join(p.stem for p in chosen[:12])}"
-        )
+        names = ", ".join(p.stem for p in chosen[:12])
+        raise RamatchError(f"{where}: several annotation files; name one with split: {names}")
     if split is not None and (where / split).is_dir():
-        return Request(where / split, None, classes), []
+        return Request(where / split, None, classes)
     if split is not None and not (hub.detect(folder) or webdataset.detect(folder)):
         known = ", ".join(p.stem for p in files) or "none found"
         raise RamatchError(f"{where}: no split {split!r}; annotation files here: {known}")
-    return folder, []
+    return folder
 
 
 def _annotation_files(folder: Path) -> list[Path]:
-    places = [folder, *(folder / name for name in ("annotations", "Annotations"))]
-    found = {p.resolve(): p for place in reversed(places) if place.is_dir() for p in place.iterdir()}
-    return sorted(
-        (p for p in found.values() if p.suffix.lower() in ANNOTATION_SUFFIXES and not NOT_ANNOTATIONS.match(p.name)),
-        key=natural_key,
-    )
+    places = [place for place in (folder / "Annotations", folder / "annotations", folder) if place.is_dir()]
+    named = (p for place in places for p in place.iterdir() if p.suffix.lower() in ANNOTATION_SUFFIXES)
+    found = {p.resolve(): p for p in named if not NOT_ANNOTATIONS.match(p.name)}  # on some systems the two are one
+    return sorted(found.values(), key=natural_key)
 
 
 def _is_split(stem: str, split: str) -> bool:
     """`train` names train.json and instances_train2017.json."""
-    if stem.casefold() == split.casefold():
-        return True
     words = re.split(r"[_.-]", stem.casefold())
-    return split.casefold() in words or split.casefold() in [w.rstrip("0123456789") for w in words]
+    return split.casefold() in (stem.casefold(), *words, *(w.rstrip("0123456789") for w in words))
 
 
 def _format_of(request: Request) -> str | None:
@@ -186,50 +158,45 @@ def _format_of(request: Request) -> str | None:
 
 
 def _recognise(request: Request, format: str | None) -> str:
-    if format is not None:
-        if format not in READERS:
-            raise RamatchError(f"unknown annotation format {format!r}; there are {', '.join(READERS)}")
-        return format
-    name = _format_of(request)
-    if name is not None:
-        return name
-    known = "; ".join(reader.description for reader in READERS.values())
-    raise RamatchError(f"{request.path}: not recognised as any annotation format ({known})")
+    if format is not None and format not in READERS:
+        raise RamatchError(f"unknown annotation format {format!r}; there are {', '.join(READERS)}")
+    name = format or _format_of(request)
+    if name is None:
+        known = "; ".join(reader.DESCRIPTION for reader in READERS.values())
+        raise RamatchError(f"{request.path}: not recognised as any annotation format ({known})")
+    return name
 
 
-# --------------------------------------------------------------------------------------------------- cleaning
-
-
+@dataclass
 class _Cleaner:
     """Rows as a reader found them to records, every oddity counted."""
 
-    def __init__(
-        self,
-        request: Request,
-        reading: Reading,
-        summary: Summary,
-        locator: Locator,
-        unknown: Unknown,
-        missing: Missing,
-        empty: Empty,
-    ) -> None:
-        self.request, self.reading, self.summary, self.locator = request, reading, summary, locator
-        self.unknown, self.missing, self.empty = unknown, missing, empty
-        self.declared = request.classes if request.classes is not None else reading.classes
-        self.classes: dict[str, None] = {}
-        for name in map(tidy, self.declared or []):
-            if name in self.classes:
-                summary.add_issue("duplicate class", "counted once", name)
-            self.classes[name] = None
-        if self.declared is None:
-            labels = {tidy(str(x)) for row in reading.rows for x in row.labels if x is not None}
-            self.classes = dict.fromkeys(sorted(labels - {""}, key=natural_key))
+    reading: Reading
+    declared: Sequence[str] | None
+    summary: Summary
+    locator: Locator
+    unknown: Unknown
+    missing: Missing
+    empty: Empty
+
+    def __post_init__(self) -> None:
         # class numbers count the names as declared, repeated ones too
-        self.order = [tidy(name) for name in self.declared] if self.declared is not None else []
+        self.order = None if self.declared is None else [tidy(name) for name in self.declared]
+        if self.order is None:
+            labels = {self._text(label, row) for row in self.reading.rows for label in row.labels}
+            self.classes = dict.fromkeys(sorted(sorted(labels - {""}), key=natural_key))
+        else:
+            self.classes = dict.fromkeys(self.order)
+            for name in (Counter(self.order) - Counter(list(self.classes))).elements():
+                self.summary.add_issue("duplicate class", "counted once", name)
         self.by_spelling: dict[str, str | None] = {}
+        by_case: dict[str, str] = {}
         for name in self.classes:  # a spelling that two classes share stands for neither
             key = loose(name)
             self.by_spelling[key] = None if key in self.by_spelling else name
+            first = by_case.setdefault(name.casefold(), name)
+            if first != name:
+                self.summary.add_issue(SAME_CLASS, "kept as several classes", f"{first}, {name}")
 
     def run(self) -> Annotations:
         records: dict[str, Record] = {}
@@ -240,73 +207,70 @@ class _Cleaner:
             earlier = records.get(record.key)
             if earlier is not None:
                 if not self.reading.one_label_per_row:
-                    self.summary.add_issue(
-                        "duplicate image", "merged, with the labels of both", f"{row.where}: {record.key}"
-                    )
+                    example = f"{row.where}: {record.key}"
+                    self.summary.add_issue("duplicate image", "merged, with the labels of both", example)
                 record = _merge(earlier, record)
             records[record.key] = record
         kept = self._without_empty(list(records.values()))
-        lost = self.summary.count("missing image")
+        if not kept and self.summary.count("missing image"):
+            lost = self.summary.issues["missing image"]
+            raise RamatchError(
+                f"{self.summary.path}: none of its {lost.count:,} images was found, for example {lost.examples[0]}; "
+                f"looked in {self.locator.describe() or 'no folder'}; say where they are with images_root"
+            )
         if not kept:
-            if lost:
-                example = self.summary.issues["missing image"].examples[0]
-                raise RamatchError(
-                    f"{self.request.path}: none of its {lost:,} images was found, for example {example}; looked "
-                    f"in {self.locator.describe() or 'no folder'}; say where they are with images_root"
-                )
-            raise RamatchError(f"{self.request.path}: no images in it")
+            raise RamatchError(f"{self.summary.path}: no images in it")
         if not self.classes:
-            raise RamatchError(f"{self.request.path}: no labels in it; give the class names")
-        tally(self.summary, kept, tuple(self.classes))
-        root = self.request.path if self.request.path.is_dir() else self.request.path.parent
-        return Annotations(tuple(self.classes), kept, self.summary, root)
+            raise RamatchError(f"{self.summary.path}: no labels in it; give the class names")
+        return Annotations(tuple(self.classes), kept, self.summary)
 
     def _record(self, row: Row) -> Record | None:
-        key = row.key.strip()
-        if not key and row.image is None:
+        key, image = row.key.strip(), row.image
+        if not key and image is None:
             self.summary.add_issue("empty row", "skipped", row.where)
             return None
-        image: ImageSource | None = row.image
         if image is None and self.missing != "keep":
             image, found_as = self.locator.find(key)
             if image is None:
                 if self.missing == "error":
-                    raise RamatchError(f"{self.request.path}: {row.where}: image {key} not found in "
-                                       f"{self.locator.describe()}")  # fmt: skip
+                    where = f"{self.summary.path}: {row.where}"
+                    raise RamatchError(f"{where}: image {key} not found in {self.locator.describe()}")
                 self.summary.add_issue("missing image", "left out", f"{row.where}: {key}")
                 return None
             if found_as != key:
                 self.summary.add_issue("foreign root path", "repaired", f"{key} -> {found_as}")
                 key = found_as
-        labels = self._labels(row)
-        boxes = tuple(
-            Box(name, b.corners, b.crowd, b.difficult)
-            for b in row.boxes
-            if (name := self._class_of(b.label)) is not None
-        )
-        return Record(key, labels, image, boxes, row.size)
+        named = [(self._class_of(box.label), box) for box in row.boxes]
+        boxes = tuple(replace(box, label=name) for name, box in named if name is not None)
+        return Record(key, self._labels(row), image, boxes, row.size)
 
     def _labels(self, row: Row) -> tuple[str, ...]:
         labels: dict[str, None] = {}
         for raw in row.labels:
-            text = tidy("" if raw is None else str(raw))
+            text = self._text(raw, row)
             if not text:
                 self.summary.add_issue("empty label", "skipped", f"{row.where}: {row.key}")
                 continue
             name = self._class_of(raw)
-            if name is None:
-                name = self._unknown(text, row)
-                if name is None:
-                    continue
-            elif name != text and isinstance(raw, str):
+            if name is not None and name != text and isinstance(raw, str):
                 self.summary.add_issue("respelled label", "taken as the class", f"{text} -> {name}")
+            name = name or self._unknown(text, row)
+            if name is None:
+                continue
             if name in labels:
                 self.summary.add_issue("duplicate label", "counted once", f"{row.where}: {row.key}: {name}")
             labels[name] = None
         return tuple(labels)
 
+    def _text(self, raw: Any, row: Row) -> str:
+        """A label as text: the one place where strangers' labels are checked."""
+        if raw is None or isinstance(raw, (str, int, float)):
+            return tidy("" if raw is None else str(raw))
+        label = f"{row.where}: {row.key} has the label {shown(raw)}"
+        raise RamatchError(f"{self.summary.path}: {label}; expected a name or a number")
+
     def _class_of(self, raw: Any) -> str | None:
-        if isinstance(raw, int) and not isinstance(raw, bool) and self.declared is not None:
+        if isinstance(raw, int) and not isinstance(raw, bool) and self.order is not None:
             return self.order[raw] if 0 <= raw < len(self.order) else None
         text = tidy(str(raw))
         return text if text in self.classes else self.by_spelling.get(loose(text))
@@ -314,7 +278,7 @@ class _Cleaner:
     def _unknown(self, text: str, row: Row) -> str | None:
         if self.unknown == "error":
             raise RamatchError(
-                f"{self.request.path}: {row.where}: {row.key} has the label {text!r}, which is not among the "
+                f"{self.summary.path}: {row.where}: {row.key} has the label {text!r}, which is not among the "
                 f"{len(self.classes)} classes; correct it, or read with unknown='drop' or 'add'"
             )
         if self.unknown == "add":
@@ -327,7 +291,7 @@ class _Cleaner:
     def _without_empty(self, records: list[Record]) -> list[Record]:
         bare = [r for r in records if not r.labels]
         if bare and self.empty == "error":
-            raise RamatchError(f"{self.request.path}: {len(bare):,} images have no label, first {bare[0].key}")
+            raise RamatchError(f"{self.summary.path}: {len(bare):,} images have no label, first {bare[0].key}")
         outcome = "kept, showing none of the classes" if self.empty == "keep" else "left out"
         for record in bare:
             self.summary.add_issue("image without labels", outcome, record.key)
@@ -346,10 +310,4 @@ def loose(label: str) -> str:
 
 def _merge(a: Record, b: Record) -> Record:
     labels = tuple(dict.fromkeys(a.labels + b.labels))
-    return Record(a.key, labels, a.image or b.image, a.boxes + b.boxes, a.size or b.size)
-
-
-def _check_choice(name: str, value: str, choices: Any) -> None:
-    allowed = choices.__args__
-    if value not in allowed:
-        raise RamatchError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return replace(a, labels=labels, image=a.image or b.image, boxes=a.boxes + b.boxes, size=a.size or b.size)

@@ -19,6 +19,7 @@ from ramatch.data.images import EXTENSIONS, is_image_name, natural_key
 from ramatch.errors import RamatchError, require
 
 MAX_WALK = 2_000_000  # pictures looked at under a root before giving up on repairing names
+MAX_FOLDERS = 64  # of a name, tried as roots of another machine
 
 
 class ImageSource(Protocol):
@@ -30,29 +31,12 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileImage:
-    """A picture in a file of its own."""
+    """A picture that is a file, or the `size` bytes at `offset` of one (a tar shard, an Arrow file), called `name`."""
 
     path: str
-
-    def read(self) -> bytes:
-        try:
-            with open(self.path, "rb") as stream:
-                return stream.read()
-        except OSError as error:
-            raise RamatchError(f"{self.path}: {error.strerror or error}") from error
-
-    def __str__(self) -> str:
-        return self.path
-
-
-@dataclass(frozen=True, slots=True)
-class SliceImage:
-    """A picture that is `size` bytes at `offset` of a larger file (a tar shard, an Arrow file)."""
-
-    path: str
-    offset: int
-    size: int
-    name: str
+    offset: int = 0
+    size: int = -1
+    name: str = ""
 
     def read(self) -> bytes:
         try:
@@ -66,7 +50,7 @@ class SliceImage:
         return content
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.name}"
+        return f"{self.path}:{self.name}" if self.name else self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +63,10 @@ class ParquetImage:
     column: str
 
     def read(self) -> bytes:
-        return _parquet_group(self.path, os.stat(self.path).st_mtime_ns, self.group, self.column)[self.row]
+        try:
+            return _parquet_group(self.path, os.stat(self.path).st_mtime_ns, self.group, self.column)[self.row]
+        except (OSError, ValueError, LookupError, NotImplementedError, MemoryError) as error:
+            raise RamatchError(f"{self}: {error}") from error
 
     def __str__(self) -> str:
         return f"{self.path}:group {self.group}, row {self.row}"
@@ -92,9 +79,6 @@ def _parquet_group(path: str, _mtime: int, group: int, column: str) -> list[byte
     return [cell if isinstance(cell, bytes) else (cell or {}).get("bytes") or b"" for cell in cells]
 
 
-# ------------------------------------------------------------------------------------------------ tar shards
-
-
 def tar_index(path: str | os.PathLike) -> dict[str, tuple[int, int]]:
     """Member name -> (offset, size) of the regular files in an uncompressed tar; kept in memory."""
     stat = os.stat(path)
@@ -102,14 +86,16 @@ def tar_index(path: str | os.PathLike) -> dict[str, tuple[int, int]]:
 
 
 @lru_cache(maxsize=1024)
-def _tar_index(path: str, _mtime: int, _size: int) -> dict[str, tuple[int, int]]:
+def _tar_index(path: str, _mtime: int, size: int) -> dict[str, tuple[int, int]]:
     index: dict[str, tuple[int, int]] = {}
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 if member.isreg() and not member.issparse():
+                    if not 0 <= member.size <= size - member.offset_data:
+                        raise tarfile.ReadError(f"{member.name!r} reaches beyond the end of the file")
                     index[member.name.removeprefix("./")] = (member.offset_data, member.size)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
         raise RamatchError(
             f"{path}: not a plain tar file ({error}); a compressed shard cannot be read in place: unpack it first"
         ) from error
@@ -123,9 +109,6 @@ def is_tar_name(name: str | os.PathLike) -> bool:
 def find_tars(folder: Path) -> list[Path]:
     """The tar shards directly in `folder`, in natural order."""
     return sorted((p for p in folder.iterdir() if is_tar_name(p) and p.is_file()), key=natural_key)
-
-
-# ------------------------------------------------------------------------------------------------- locating
 
 
 class Locator:
@@ -150,16 +133,17 @@ class Locator:
         # shards named after the split come first and the others are only indexed when something is missing
         self.tars = sorted(dict.fromkeys(self.tars), key=lambda tar: not _shares_word(tar.name, prefer))
         self._open = 0
-        self._members: dict[str, tuple[Path, int, int]] = {}
+        self._members: dict[str, tuple[str, int, int]] = {}
         self._by_name: dict[str, list[str]] | None = None
 
     def find(self, name: str) -> tuple[ImageSource | None, str]:
         """(source or None, the name it was found by: `name` itself unless that had to be repaired)."""
-        source = self._exact(name) or self._with_extension(name)
-        if source is not None:
-            return source, name
+        # some lists give identifiers only: `000123` for 000123.jpg
+        for extension in ("",) if is_image_name(name) else ("", *EXTENSIONS):
+            if name and (source := self._exact(name + extension)) is not None:
+                return source, name
         parts = [p for p in re.split(r"[\\/]+", name) if p not in ("", ".")]
-        for start in range(len(parts)):
+        for start in range(max(0, len(parts) - MAX_FOLDERS), len(parts)):
             suffix = "/".join(parts[start:])
             if suffix != name and (source := self._exact(suffix)) is not None:
                 return source, suffix
@@ -169,28 +153,20 @@ class Locator:
         """Whether a picture has exactly this name."""
         return self._exact(name) is not None
 
-    def _with_extension(self, name: str) -> ImageSource | None:
-        """Some lists give identifiers only: `000123` for 000123.jpg."""
-        if not name or is_image_name(name):
-            return None
-        return next((s for s in (self._exact(name + e) for e in EXTENSIONS) if s is not None), None)
-
     def _exact(self, name: str) -> ImageSource | None:
-        if not name:
-            return None
         for root in self.roots:  # an absolute name replaces the root, as joining paths does
             path = os.path.join(root, name)
             if os.path.isfile(path):
                 return FileImage(path)
         member = self._member(name.removeprefix("./"))
-        return SliceImage(str(member[0]), member[1], member[2], name) if member else None
+        return FileImage(*member, name) if member else None
 
-    def _member(self, name: str) -> tuple[Path, int, int] | None:
+    def _member(self, name: str) -> tuple[str, int, int] | None:
         while name not in self._members and self._open < len(self.tars):
             tar = self.tars[self._open]
             self._open += 1
             for member, (offset, size) in tar_index(tar).items():
-                self._members.setdefault(member, (tar, offset, size))
+                self._members.setdefault(member, (str(tar), offset, size))
         return self._members.get(name)
 
     def _by_bare_name(self, bare: str) -> tuple[ImageSource | None, str]:

@@ -1,21 +1,7 @@
-"""Metrics, ZSL/GZSL protocol, calibration, localisation. Stands alone: knows arrays of scores, not models."""
+"""Metrics, ZSL/GZSL protocol, calibration, localization. Stands alone: knows arrays of scores, not models."""
 
 from ramatch.evaluation.calibration import CalibrationSettings, Calibrator
-from ramatch.evaluation.calibration_report import calibration_report, calibration_table
-from ramatch.evaluation.localization import Localisation, Truth, map_iou, mass_inside, pointing_game
-from ramatch.evaluation.protocol import Report, compare, evaluate_scores
+from ramatch.evaluation.localization import Localization, localize
+from ramatch.evaluation.protocol import Report, evaluate_scores
 
-__all__ = [
-    "CalibrationSettings",
-    "Calibrator",
-    "Localisation",
-    "Report",
-    "Truth",
-    "calibration_report",
-    "calibration_table",
-    "compare",
-    "evaluate_scores",
-    "map_iou",
-    "mass_inside",
-    "pointing_game",
-]
+__all__ = ["CalibrationSettings", "Calibrator", "Localization", "Report", "evaluate_scores", "localize"]

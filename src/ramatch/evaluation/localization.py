@@ -1,68 +1,54 @@
-"""Do the maps point at the thing? Pointing game, mass inside, IoU, against boxes or masks.
+"""Do the maps point at the thing? Pointing game, mass inside, IoU, against boxes.
 
 A map (h, w) covers the whole image evenly, whatever the two sizes are: cell (r, c) is centred at pixel
-((c + 0.5) W / w, (r + 0.5) H / h) of an image of size (W, H). The truth of a label is either boxes (k, 4) as
-x0, y0, x1, y1 in pixels (several: any of them counts, their union is the region) or one mask (H, W).
+((c + 0.5) W / w, (r + 0.5) H / h) of an image of size (W, H). Of several boxes of a label any counts, and their union
+is its region.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
 from ramatch.errors import RamatchError
+from ramatch.evaluation._tables import format_table
 from ramatch.evaluation.metrics import Array, as_array
+
+if TYPE_CHECKING:
+    from ..data.annotations import Record
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Where one label is in one image: `boxes` (k, 4) in pixels or `mask` (H, W), of an image of `size` (W, H)."""
+    """Where one label is in one image of `size` (W, H): `boxes` (k, 4) as x0, y0, x1, y1 in pixels."""
 
     size: tuple[int, int]
-    boxes: np.ndarray | None = None
-    mask: np.ndarray | None = None
+    boxes: np.ndarray
 
     def __post_init__(self) -> None:
-        width, height = self.size
-        if (self.boxes is None) == (self.mask is None):
-            raise RamatchError("the truth of a label is either boxes or a mask")
-        if self.boxes is not None:
-            boxes = np.asarray(self.boxes, dtype=np.float64).reshape(-1, 4)
-            if not len(boxes) or not np.isfinite(boxes).all() or (boxes[:, :2] >= boxes[:, 2:]).any():
-                raise RamatchError(f"boxes must be x0 < x1, y0 < y1 in pixels, got {boxes.tolist()}")
-            object.__setattr__(self, "boxes", boxes)
-        else:
-            mask = as_array(self.mask).astype(bool)
-            if mask.shape != (height, width) or not mask.any():
-                raise RamatchError(
-                    f"a mask must be (height, width) = {(height, width)} and not empty, got {mask.shape}"
-                )
-            object.__setattr__(self, "mask", mask)
+        boxes = np.asarray(self.boxes, dtype=np.float64).reshape(-1, 4)
+        if not len(boxes) or not np.isfinite(boxes).all() or (boxes[:, :2] >= boxes[:, 2:]).any():
+            raise RamatchError(f"boxes must be x0 < x1, y0 < y1 in pixels, got {boxes.tolist()}")
+        object.__setattr__(self, "boxes", boxes)
 
     def region(self) -> np.ndarray:
-        """(H, W) bool: pixels whose centre lies in a box or in the mask."""
-        if self.mask is not None:
-            return self.mask
-        assert self.boxes is not None
-        width, height = self.size
-        x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
+        """(H, W) bool: pixels whose centre lies in a box."""
+        x, y = (np.arange(length) + 0.5 for length in self.size)
         x0, y0, x1, y1 = self.boxes.T[..., None]
         inside = ((y >= y0) & (y < y1))[:, :, None] & ((x >= x0) & (x < x1))[:, None, :]
         return inside.any(0)
 
     def distance(self, points: np.ndarray) -> np.ndarray:
-        """Distance in pixels of points (k, 2) as x, y to the nearest box or masked pixel; 0 inside."""
-        if self.boxes is not None:
-            nearest = np.clip(points[:, None], self.boxes[:, :2], self.boxes[:, 2:])  # (k, boxes, 2)
-            return np.linalg.norm(points[:, None] - nearest, axis=-1).min(1)
-        rows, columns = np.nonzero(self.region())
-        low = np.stack([columns, rows], axis=1).astype(np.float64)  # a pixel is the square from here to here + 1
-        return np.array([np.linalg.norm(p - np.clip(p, low, low + 1), axis=-1).min() for p in points])
+        """Distance in pixels of points (k, 2) as x, y to the nearest box; 0 inside."""
+        nearest = np.clip(points[:, None], self.boxes[:, :2], self.boxes[:, 2:])  # (k, boxes, 2)
+        return np.linalg.norm(points[:, None] - nearest, axis=-1).min(1)
 
 
 def pointing_game(heat: Array, truth: Truth, *, tolerance: float = 15.0) -> float:
@@ -78,7 +64,7 @@ def pointing_game(heat: Array, truth: Truth, *, tolerance: float = 15.0) -> floa
 
 
 def mass_inside(heat: Array, truth: Truth) -> float:
-    """Share of the map's mass on the label, no threshold needed: for a plan's column, the mass sent to the right place."""
+    """Share of the map's mass on the label, no threshold needed: for a plan's column, what went to the right place."""
     cells = np.clip(_map(heat), 0, None)
     weight = _cell_shares(truth, cells.shape)
     total = cells.sum()
@@ -86,7 +72,7 @@ def mass_inside(heat: Array, truth: Truth) -> float:
 
 
 def map_iou(heat: Array, truth: Truth, *, threshold: float = 0.5) -> float:
-    """IoU of the region where the map, resized bilinearly, reaches `threshold` of its maximum, with the truth's region."""
+    """IoU with the truth of the region where the map, resized bilinearly, reaches `threshold` of its maximum."""
     cells = np.clip(_map(heat), 0, None)
     if cells.max() <= 0:
         return 0.0
@@ -97,8 +83,8 @@ def map_iou(heat: Array, truth: Truth, *, threshold: float = 0.5) -> float:
 
 
 @dataclass
-class Localisation:
-    """Adds up images: `add` each with its maps, then `result` in percent, per class and overall.
+class Localization:
+    """Adds up pairs of image and label: `add` each, then `result` in percent, per class and overall.
 
     `chance` is the share of the image that the truth covers, which a map that knows nothing gets as mass inside; a
     map that always points at the centre gets `centre` in the pointing game. A score means something above these.
@@ -106,54 +92,99 @@ class Localisation:
 
     tolerance: float = 15.0
     threshold: float = 0.5
-    _sums: dict[str, np.ndarray] = field(default_factory=dict)
+    _pairs: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)  # numbers by KEYS, for each label
 
     KEYS = ("pointing", "mass", "IoU", "centre", "chance")
 
-    def add(self, labels: Sequence[str], maps: Array, truths: Sequence[Truth]) -> None:
-        """Maps (n labels, h, w) of the labels present in one image, each with its truth."""
-        stack = as_array(maps)
-        if stack.ndim != 3 or not len(labels) == len(stack) == len(truths):
-            raise RamatchError(f"{len(labels)} labels, maps {stack.shape} and {len(truths)} truths do not fit together")
-        for label, heat, truth in zip(labels, stack, truths, strict=True):
-            numbers = (
-                pointing_game(heat, truth, tolerance=self.tolerance),
-                mass_inside(heat, truth),
-                map_iou(heat, truth, threshold=self.threshold),
-                pointing_game(np.ones((1, 1)), truth, tolerance=self.tolerance),
-                float(truth.region().mean()),
-            )
-            self._sums[label] = self._sums.get(label, np.zeros(6)) + np.array([*numbers, 1.0])
+    def add(self, label: str, heat: Array, truth: Truth) -> None:
+        """The map (h, w) of a label that is present in an image."""
+        numbers = (
+            pointing_game(heat, truth, tolerance=self.tolerance),
+            mass_inside(heat, truth),
+            map_iou(heat, truth, threshold=self.threshold),
+            pointing_game(np.ones((1, 1)), truth, tolerance=self.tolerance),
+            float(truth.region().mean()),
+        )
+        self._pairs.setdefault(label, []).append(numbers)
 
     def result(self) -> dict[str, Any]:
         """{"pointing", ... : mean over pairs, "class_pointing", ...: mean over classes, "per_class", "pairs"}."""
-        per_class = {
-            label: {**self._percent(sums), "pairs": int(sums[-1])} for label, sums in sorted(self._sums.items())
-        }
-        total = np.sum(list(self._sums.values()), axis=0) if self._sums else np.zeros(6)
-        classes = [sums / sums[-1] for sums in self._sums.values()] or [np.zeros(6)]
-        means = self._percent(np.append(np.mean(classes, axis=0)[:-1], 1.0))
+        pairs = [numbers for found in self._pairs.values() for numbers in found]
+        classes = {label: np.mean(found, axis=0) for label, found in sorted(self._pairs.items())}
+        per_class = {label: self._percent(mean, pairs=len(self._pairs[label])) for label, mean in classes.items()}
+        means = self._percent(_mean(list(classes.values())))
         return {
-            **self._percent(total),
+            **self._percent(_mean(pairs)),
             **{f"class_{key}": value for key, value in means.items()},
-            "pairs": int(total[-1]),
+            "pairs": len(pairs),
             "per_class": per_class,
         }
 
     def to_table(self, *, markdown: bool = False) -> str:
         """Two lines of numbers: over all pairs, and the mean over classes."""
         result = self.result()
-        head = ["", *self.KEYS]
-        body = [
+        rows = [
             [name, *(f"{result[prefix + key]:.1f}" for key in self.KEYS)]
             for name, prefix in (("pairs", ""), ("classes", "class_"))
         ]
-        if markdown:
-            return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---", *["---:"] * 5], *body])
-        return "\n".join(line[0].ljust(8) + "".join(cell.rjust(10) for cell in line[1:]) for line in [head, *body])
+        return format_table(["", *self.KEYS], rows, markdown=markdown)
 
-    def _percent(self, sums: np.ndarray) -> dict[str, float]:
-        return {key: float(100 * value / max(sums[-1], 1)) for key, value in zip(self.KEYS, sums[:-1], strict=True)}
+    def _percent(self, means: np.ndarray, **more: int) -> dict[str, float]:
+        return {**{key: float(100 * value) for key, value in zip(self.KEYS, means, strict=True)}, **more}
+
+
+def localize(
+    model: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    images_root: str | None = None,
+    matcher: str | None = None,
+    kind: str = "similarity",
+    batch_size: int = 32,
+    progress: bool = False,
+    **load: Any,
+) -> Localization:
+    """Maps of the labels present in each image against their boxes (COCO instances, VOC); crowds, boxes without an area
+    (COCO has some) and images without any other box are left out. `kind` of map as in `Prediction.heatmap`; only plans
+    depend on the matcher. `load`: device, backbone, label_features as of `Recognizer.from_pretrained`."""
+    from ..data import read_annotations  # here, because the recognizer needs this package's calibration
+    from ..recognizer import Recognizer
+    from ..train.assemble import find_data
+
+    annotations = read_annotations(find_data(data), split=split, images_root=images_root)
+    chosen = [(record, boxes) for record in annotations.records if (boxes := _boxes_by_label(record))]
+    if not chosen:
+        raise RamatchError(f"{data}: no image has boxes; localization needs COCO instances or VOC annotations")
+    recognizer = Recognizer.from_pretrained(model, cache=0, **load)
+    recognizer.set_vocabulary(annotations.classes)
+    total = Localization()
+    for start in range(0, len(chosen), batch_size):
+        batch = chosen[start : start + batch_size]
+        images = [record.load() for record, _ in batch]
+        predictions = recognizer.predict(images, maps=True, matcher=matcher)
+        for (record, boxes), image, prediction in zip(batch, images, predictions, strict=True):
+            for label, corners in boxes.items():
+                truth = Truth(record.size or image.size, boxes=np.array(corners))
+                total.add(label, prediction.heatmap(label, kind=kind), truth)
+        if progress:
+            print(f"\r{start + len(batch)}/{len(chosen)} images", end="", file=sys.stderr)
+    if progress:
+        print(file=sys.stderr)
+    return total
+
+
+def _boxes_by_label(record: Record) -> dict[str, list[tuple[float, ...]]]:
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for box in record.boxes:
+        x0, y0, x1, y1 = box.corners
+        if not box.crowd and x0 < x1 and y0 < y1:
+            found.setdefault(box.label, []).append(box.corners)
+    return found
+
+
+def _mean(rows: Sequence[Any]) -> np.ndarray:
+    return np.mean(rows, axis=0) if len(rows) else np.zeros(len(Localization.KEYS))
 
 
 def _map(heat: Array) -> np.ndarray:

@@ -1,15 +1,13 @@
 """Multi-label metrics, exact and vectorised: numbers in [0, 1], never NaN.
 
-Scores and targets are (n images, N labels), arrays or tensors; a target is 1 (present) or 0 (absent). `known`
-(n, N) marks the pairs whose truth is known; all others are left out of every count (where files write
--1/0/1, the zeros).
+Scores and targets are (n images, N labels), arrays or tensors; a target is 1 (present) or 0 (absent).
 
 Definitions that papers leave open:
 
 * Ties. Top-k: of equal scores the lower label index comes first. AP: equal scores share one threshold, as in
   scikit-learn.
 * Nothing to count. A ratio 0/0 is 0. Averages over classes run over the classes with at least one positive.
-* `tagged_only` leaves out images without any positive among the labels given, as most NUS-WIDE papers do.
+* `tagged` leaves out images without any positive among the labels given, as most NUS-WIDE papers do.
 """
 
 from __future__ import annotations
@@ -40,25 +38,6 @@ class PRF:
         return cls(float(precision), float(recall), harmonic_mean(precision, recall))
 
 
-@dataclass(frozen=True)
-class ThresholdMetrics:
-    """CP, CR, CF1 (means over classes; CF1 is the harmonic mean of CP and CR), OP, OR, OF1 (over all pairs).
-
-    `macro_f1` is the mean of the classes' own F1 (scikit-learn's `macro`), which is not CF1.
-    """
-
-    per_class: PRF
-    overall: PRF
-    macro_f1: float
-
-    def to_dict(self) -> dict[str, float]:
-        c, o = self.per_class, self.overall
-        return {
-            "CP": c.precision, "CR": c.recall, "CF1": c.f1,
-            "OP": o.precision, "OR": o.recall, "OF1": o.f1, "macro_F1": self.macro_f1,
-        }  # fmt: skip
-
-
 def as_array(x: Array) -> np.ndarray:
     """numpy view where possible; half precision (unknown to numpy, or slow there) becomes fp32."""
     if isinstance(x, torch.Tensor):
@@ -68,10 +47,8 @@ def as_array(x: Array) -> np.ndarray:
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
-def check(
-    scores: Array, targets: Array, known: Array | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Validated scores (n, N) float, targets (n, N) bool, known (n, N) bool or None."""
+def check(scores: Array, targets: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Validated scores (n, N) float and targets (n, N) bool."""
     s, t = as_array(scores), as_array(targets)
     if s.ndim != 2 or s.shape != t.shape:
         raise RamatchError(f"scores and targets must be (images, labels) alike, got {s.shape} and {t.shape}")
@@ -80,14 +57,9 @@ def check(
         raise RamatchError(f"{bad} of {s.size} scores are NaN: metrics of them would mean nothing")
     if t.dtype != bool:
         if ((t != 0) & (t != 1)).any():
-            raise RamatchError("targets must be 0 or 1 (mark pairs of unknown truth with known=False)")
+            raise RamatchError("targets must be 0 or 1")
         t = t.astype(bool)
-    if known is None:
-        return s, t, None
-    k = as_array(known).astype(bool)
-    if k.shape != s.shape:
-        raise RamatchError(f"known must have the scores' shape {s.shape}, got {k.shape}")
-    return s, t & k, k
+    return s, t
 
 
 def harmonic_mean(a: float, b: float) -> float:
@@ -113,86 +85,78 @@ def topk_mask(scores: Array, k: int) -> np.ndarray:
     return picked
 
 
-def at_k(scores: Array, targets: Array, k: int, *, known: Array | None = None, tagged_only: bool = False) -> PRF:
+def micro(predicted: np.ndarray, targets: np.ndarray) -> PRF:
+    """Over all pairs (n, N) bool counted together."""
+    hits, said, true = (int(np.count_nonzero(x)) for x in (predicted & targets, predicted, targets))
+    return PRF.of(hits / max(said, 1), hits / max(true, 1))
+
+
+def at_k(scores: Array, targets: Array, k: int) -> PRF:
     """P@k, R@k, F1@k, micro: each image's k best labels are predicted, then all pairs counted together."""
-    s, t, m = check(scores, targets, known)
-    predicted = topk_mask(s, k)
-    if tagged_only:
-        keep = t.any(1)
-        predicted, t, m = predicted[keep], t[keep], None if m is None else m[keep]
-    return count(predicted, t, m).overall
+    s, t = check(scores, targets)
+    return micro(topk_mask(s, k), t)
 
 
-def at_threshold(
-    scores: Array, targets: Array, threshold: float = 0.5, *, known: Array | None = None
-) -> ThresholdMetrics:
-    """CP/CR/CF1 and OP/OR/OF1 when every label with score >= threshold is predicted."""
-    s, t, m = check(scores, targets, known)
-    return count(s >= threshold, t, m)
+def at_threshold(scores: Array, targets: Array, threshold: float = 0.5) -> dict[str, float]:
+    """CP, CR, CF1 (means over classes; CF1 is the harmonic mean of CP and CR) and OP, OR, OF1 (over all pairs), when
+    every label with score >= threshold is predicted; a class without predictions has precision 0.
 
-
-def count(predicted: np.ndarray, targets: np.ndarray, known: np.ndarray | None = None) -> ThresholdMetrics:
-    """The same for predictions already made (n, N) bool; a class without predictions has precision 0."""
-    if known is not None:
-        predicted, targets = predicted & known, targets & known
-    hits = np.count_nonzero(predicted & targets, axis=0).astype(np.float64)
-    said = np.count_nonzero(predicted, axis=0)
-    true = np.count_nonzero(targets, axis=0)
+    `macro_F1` is the mean of the classes' own F1 (scikit-learn's `macro`), which is not CF1.
+    """
+    s, t = check(scores, targets)
+    predicted = s >= threshold
+    hits, said, true = (np.count_nonzero(x, axis=0).astype(np.float64) for x in (predicted & t, predicted, t))
     has = true > 0
-    if not has.any():
-        nothing = PRF(0.0, 0.0, 0.0)
-        return ThresholdMetrics(nothing, nothing, 0.0)
-    overall = PRF.of(hits.sum() / max(said.sum(), 1), hits.sum() / true.sum())
-    precision, recall = hits[has] / np.maximum(said[has], 1), hits[has] / true[has]
-    macro = float((2 * hits[has] / (said[has] + true[has])).mean())
-    return ThresholdMetrics(PRF.of(precision.mean(), recall.mean()), overall, macro)
+    over_all = micro(predicted, t)
+    by_class = PRF.of(mean_over(hits / np.maximum(said, 1), has), mean_over(hits / np.maximum(true, 1), has))
+    means = {"CP": by_class.precision, "CR": by_class.recall, "CF1": by_class.f1}
+    means |= {"OP": over_all.precision, "OR": over_all.recall, "OF1": over_all.f1}
+    return {**means, "macro_F1": mean_over(2 * hits / np.maximum(said + true, 1), has)}
 
 
-def average_precision(scores: Array, targets: Array, *, known: Array | None = None) -> np.ndarray:
+def average_precision(scores: Array, targets: Array) -> np.ndarray:
     """(N,) AP of every class, sum over thresholds of (R_i - R_{i-1}) P_i; 0 for a class without positives.
 
     Every positive with score t adds (positives >= t) / (scores >= t), so sorting suffices, ties included.
     """
-    s, t, m = check(scores, targets, known)
+    s, t = check(scores, targets)
     ap = np.zeros(s.shape[1])
     for columns in _slices(s.shape[1], s.shape[0]):
         # Transposed copies make each class contiguous: worth a factor of several on wide score matrices.
         scores_t, targets_t = np.ascontiguousarray(s[:, columns].T), np.ascontiguousarray(t[:, columns].T)
-        known_t = None if m is None else np.ascontiguousarray(m[:, columns].T)
         for i, (column, positive) in enumerate(zip(scores_t, targets_t, strict=True)):
-            everything = column if known_t is None else column[known_t[i]]
-            ap[columns.start + i] = _ap(everything, column[positive])
+            ap[columns.start + i] = _ap(column, column[positive])
     return ap
 
 
-def mean_ap(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap(scores: Array, targets: Array) -> float:
     """mAP: AP averaged over the classes with at least one positive (0 if there is none)."""
-    s, t, m = check(scores, targets, known)
-    return mean_over(average_precision(s, t, known=m), np.any(t, axis=0))
+    s, t = check(scores, targets)
+    return mean_over(average_precision(s, t), np.any(t, axis=0))
 
 
-def mean_ap_micro(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_micro(scores: Array, targets: Array) -> float:
     """One AP over all (image, label) pairs pooled; needs scores that are comparable between images."""
-    s, t, m = check(scores, targets, known)
-    return _ap(s.ravel() if m is None else s[m], s[t])
+    s, t = check(scores, targets)
+    return _ap(s.ravel(), s[t])
 
 
-def mean_ap_images(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_images(scores: Array, targets: Array) -> float:
     """AP of each image's ranking of the labels, averaged over the images with at least one positive."""
-    s, t, m = check(scores, targets, known)
-    return mean_over(average_precision(s.T, t.T, known=None if m is None else m.T), np.any(t, axis=1))
+    s, t = check(scores, targets)
+    return mean_ap(s.T, t.T)
 
 
-def mean_ap_tagged(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_tagged(scores: Array, targets: Array) -> float:
     """mAP on the images with at least one positive only (the "masked" test set of NUS-WIDE papers)."""
-    s, t, m = check(scores, targets, known)
+    s, t = check(scores, targets)
     keep = t.any(1)
-    return mean_ap(s[keep], t[keep], known=None if m is None else m[keep])
+    return mean_ap(s[keep], t[keep])
 
 
-def mean_ap_empty_zero(scores: Array, targets: Array, *, known: Array | None = None) -> float:
+def mean_ap_empty_zero(scores: Array, targets: Array) -> float:
     """mAP where a class without positives counts as 0, as some programs do; never above `mean_ap`."""
-    ap = average_precision(scores, targets, known=known)
+    ap = average_precision(scores, targets)
     return float(ap.mean()) if len(ap) else 0.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,6 +10,7 @@ import numpy as np
 
 from ramatch.errors import RamatchError
 from ramatch.evaluation import metrics
+from ramatch.evaluation._tables import format_table
 from ramatch.evaluation.metrics import Array
 
 Protocol = Literal["zsl", "gzsl"]
@@ -49,16 +49,17 @@ class Report:
             "average_precision": self.average_precisions,
         }
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-
-    def to_table(self, *, name: str = "", markdown: bool = False, all_values: bool = False) -> str:
-        """The paper's columns (or `all_values`) for this one report, with a line on what was measured."""
+    def to_table(self, *, name: str = "", markdown: bool = False) -> str:
+        """The paper's columns for this one report, with a line on what was measured."""
         empty = len(self.labels_without_positives)
         about = f"{self.protocol.upper()}: {self.images:,} images, {self.labels:,} labels"
         about += f" ({empty} without positives, not in mAP)" if empty else ""
-        columns = list(self.values) if all_values else None
-        return compare({name: self}, markdown=markdown, columns=columns) + f"\n\n{about}, {self.positives:,} positives"
+        columns = paper_columns(self.values)
+        cells = [f"{self.values[key]:.1f}" for key in columns]
+        named = bool(name)  # a nameless report needs no column of names
+        head, row = (["Method", *columns], [name, *cells]) if named else (columns, cells)
+        table = format_table(head, [row], names=int(named), markdown=markdown)
+        return f"{table}\n\n{about}, {self.positives:,} positives"
 
 
 def evaluate_scores(
@@ -71,7 +72,6 @@ def evaluate_scores(
     *,
     protocol: Protocol = "gzsl",
     threshold: float | None = None,
-    known: Array | None = None,
 ) -> Report:
     """Scores and targets (n, N) of the labels `classes` to a Report.
 
@@ -80,7 +80,7 @@ def evaluate_scores(
     are there under their own names (`metrics.MAP_VARIANTS`), and so are `P@k_tagged`, ... on images with at
     least one positive. With a `threshold`, also CP, CR, CF1, OP, OR, OF1.
     """
-    s, t, m = metrics.check(scores, targets, known)
+    s, t = metrics.check(scores, targets)
     if s.shape[1] != len(classes) or len(set(classes)) != len(classes):
         raise RamatchError(f"{s.shape[1]} columns of scores need as many distinct class names, got {len(classes)}")
     names = list(classes)
@@ -88,32 +88,18 @@ def evaluate_scores(
         if not unseen:
             raise RamatchError("protocol zsl needs the unseen labels: pass unseen=[...]")
         keep = _columns(names, unseen, "unseen")
-        s, t, m, names = s[:, keep], t[:, keep], None if m is None else m[:, keep], [names[i] for i in keep]
+        s, t, names = s[:, keep], t[:, keep], [names[i] for i in keep]
     elif protocol != "gzsl":
         raise RamatchError(f"protocol must be 'zsl' or 'gzsl', got {protocol!r}")
-
-    values: dict[str, float] = {}
-    best = {k: metrics.topk_mask(s, k) for k in ks}
-    for suffix, rows in (("", np.ones(len(t), dtype=bool)), ("_tagged", np.any(t, axis=1))):
-        for k, predicted in best.items():
-            prf = metrics.count(predicted[rows], t[rows], None if m is None else m[rows]).overall
-            values |= {f"P@{k}{suffix}": prf.precision, f"R@{k}{suffix}": prf.recall, f"F1@{k}{suffix}": prf.f1}
-    ap, has = metrics.average_precision(s, t, known=m), np.any(t, axis=0)
-    values["mAP"] = metrics.mean_over(ap, has)
-    for key in ("mAP_micro", "mAP_images", "mAP_tagged"):
-        same = key == "mAP_tagged" and t.any(1).all()  # no image to leave out
-        values[key] = values["mAP"] if same else metrics.MAP_VARIANTS[key](s, t, known=m)
-    values["mAP_empty_zero"] = float(ap.mean()) if len(ap) else 0.0
+    ap, has = metrics.average_precision(s, t), np.any(t, axis=0)
+    values = {**_at_ks(s, t, ks), **_mean_aps(s, t, ap)}
     if protocol == "gzsl" and seen and unseen:
-        for key, part in (
-            ("mAP_seen", _columns(names, seen, "seen")),
-            ("mAP_unseen", _columns(names, unseen, "unseen")),
-        ):
-            values[key] = metrics.mean_over(ap[part], has[part])
+        for key, part in (("seen", seen), ("unseen", unseen)):
+            columns = _columns(names, part, key)
+            values[f"mAP_{key}"] = metrics.mean_over(ap[columns], has[columns])
         values["mAP_H"] = metrics.harmonic_mean(values["mAP_seen"], values["mAP_unseen"])
     if threshold is not None:
-        values.update(metrics.at_threshold(s, t, threshold, known=m).to_dict())
-
+        values.update(metrics.at_threshold(s, t, threshold))
     return Report(
         values={key: 100.0 * value for key, value in values.items()},
         average_precisions={name: 100.0 * float(a) if h else None for name, a, h in zip(names, ap, has, strict=True)},
@@ -130,61 +116,23 @@ def paper_columns(values: Mapping[str, float]) -> list[str]:
     return plain + [key for key in ("mAP", "mAP_seen", "mAP_unseen", "mAP_H") if key in values]
 
 
-def compare(
-    reports: Mapping[str, Report] | Mapping[tuple[str, str], Report],
-    *,
-    columns: Sequence[str] | None = None,
-    markdown: bool = False,
-    digits: int = 1,
-) -> str:
-    """Several reports in one table, a row each, the best of a column marked (`**` in Markdown, else `*`).
-
-    A name may be a pair (method, group), e.g. ("RAM", "ZSL"): the groups of a method share a row, as in the
-    paper.
-    """
-    rows: dict[str, dict[tuple[str, str], float]] = {}
-    for name, report in reports.items():
-        row, group = name if isinstance(name, tuple) else (name, "")
-        wanted = columns if columns is not None else paper_columns(report.values)
-        found = {(group, key): round(report.values[key], digits) for key in wanted if key in report.values}
-        rows.setdefault(row, {}).update(found)
-    keys = list(dict.fromkeys(key for cells in rows.values() for key in cells))
-    groups = list(dict.fromkeys(group for group, _ in keys))
-    keys.sort(key=lambda key: groups.index(key[0]))  # stable: a group's columns stay in the order met
-    values = {key: [cells[key] for cells in rows.values() if key in cells] for key in keys}
-    best = {key: max(column) if len(column) > 1 else None for key, column in values.items()}
-
-    mark = "**{}**" if markdown else "{}*"
-    body = []
-    for row, cells in rows.items():
-        texts = [f"{cells[key]:.{digits}f}" if key in cells else "-" for key in keys]
-        won = [key in cells and cells[key] == best[key] for key in keys]
-        body.append([row, *(mark.format(t) if w else t for t, w in zip(texts, won, strict=True))])
-    heads = [[""] + [group for group, _ in keys], ["Method"] + [key for _, key in keys]]
-    if list(rows) == [""]:  # a single nameless report needs no column of names
-        heads, body = [line[1:] for line in heads], [line[1:] for line in body]
-    return _markdown(heads, body) if markdown else _plain(heads, body)
+def _at_ks(s: np.ndarray, t: np.ndarray, ks: Sequence[int]) -> dict[str, float]:
+    """P, R and F1 at each k, on all images and on the tagged ones."""
+    values: dict[str, float] = {}
+    best = {k: metrics.topk_mask(s, k) for k in ks}
+    for suffix, rows in (("", slice(None)), ("_tagged", np.any(t, axis=1))):
+        for k, predicted in best.items():
+            prf = metrics.micro(predicted[rows], t[rows])
+            values |= {f"P@{k}{suffix}": prf.precision, f"R@{k}{suffix}": prf.recall, f"F1@{k}{suffix}": prf.f1}
+    return values
 
 
-def _plain(heads: list[list[str]], body: list[list[str]]) -> str:
-    # A mark stands after its number; the other cells get a blank in its place so that decimals stay aligned.
-    marked = any(cell.endswith("*") for line in body for cell in line)
-    first = 1 if heads[1][0] == "Method" else 0
-    table = [[c if not marked or c.endswith("*") else c + " " for c in line] for line in [*heads, *body]]
-    widths = [max(len(line[j]) for line in table) for j in range(len(table[0]))]
-    lines = [
-        "  ".join(c.ljust(w) if j < first else c.rjust(w) for j, (c, w) in enumerate(zip(line, widths, strict=True)))
-        for line in table
-    ]
-    rule = "-" * max(len(line.rstrip()) for line in lines)
-    return "\n".join(line.rstrip() for line in (*lines[:2], rule, *lines[2:]) if line.strip())
-
-
-def _markdown(heads: list[list[str]], body: list[list[str]]) -> str:
-    head = [f"{group} {key}".strip().replace("|", "\\|") for group, key in zip(*heads, strict=True)]
-    align = [":---" if key == "Method" else "---:" for key in head]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, align, *cells])
+def _mean_aps(s: np.ndarray, t: np.ndarray, ap: np.ndarray) -> dict[str, float]:
+    """Every reading of mAP, from the labels' `ap` where that suffices."""
+    values = {"mAP": metrics.mean_over(ap, np.any(t, axis=0)), "mAP_empty_zero": float(ap.mean()) if len(ap) else 0.0}
+    if t.any(1).all():  # no image to leave out
+        values["mAP_tagged"] = values["mAP"]
+    return {key: values[key] if key in values else mean(s, t) for key, mean in metrics.MAP_VARIANTS.items()}
 
 
 def _columns(classes: Sequence[str], part: Sequence[str], what: str) -> np.ndarray:

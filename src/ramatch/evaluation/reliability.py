@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted: calibration errors, Brier, log loss, the threshold of best F1.
+"""How far probabilities can be trusted: calibration errors, Brier, log loss, the threshold of best F1, a report of all.
 
 Probabilities in [0, 1] and 0/1 targets of any shape, each entry one independent yes/no question. Empty input gives 0.
 """
@@ -6,13 +6,16 @@ Probabilities in [0, 1] and 0/1 targets of any shape, each entry one independent
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from ramatch.errors import RamatchError
-from ramatch.evaluation.metrics import Array, as_array
+from ramatch.evaluation._tables import format_table
+from ramatch.evaluation.metrics import Array, as_array, micro
 
 _CLIP = 1e-7  # log loss of a certain and wrong answer: -log(1e-7), not infinity
+_COLUMNS = ("ECE", "ECE_mass", "classwise_ECE", "Brier", "log_loss", "F1@0.5", "F1@threshold", "best_F1")
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,6 @@ class Bin:
     probability: float
     frequency: float
 
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 def reliability_table(probabilities: Array, targets: Array, bins: int = 15, *, mass: bool = False) -> list[Bin]:
     """The non-empty bins, lowest first.
@@ -38,18 +38,19 @@ def reliability_table(probabilities: Array, targets: Array, bins: int = 15, *, m
     p, t = _flat(probabilities, targets)
     if p.size == 0:
         return []
-    index = _bin_index(p, bins, mass)
-    count = np.bincount(index, minlength=bins)
-    p_sum, t_sum = (np.bincount(index, weights=x, minlength=bins) for x in (p, t))
     if mass:
+        index = np.searchsorted(np.sort(p), p, side="left") * bins // p.size
         low, high = np.full(bins, np.inf), np.full(bins, -np.inf)
         np.minimum.at(low, index, p)
         np.maximum.at(high, index, p)
     else:
         low, high = np.arange(bins) / bins, np.arange(1, bins + 1) / bins
+        index = np.searchsorted(np.linspace(0.0, 1.0, bins + 1)[1:-1], p, side="right")
+    counts = np.bincount(index, minlength=bins)
+    p_sum, t_sum = (np.bincount(index, weights=x, minlength=bins) for x in (p, t))
     return [
-        Bin(float(low[i]), float(high[i]), int(count[i]), float(p_sum[i] / count[i]), float(t_sum[i] / count[i]))
-        for i in np.flatnonzero(count)
+        Bin(float(low[i]), float(high[i]), int(counts[i]), float(p_sum[i] / counts[i]), float(t_sum[i] / counts[i]))
+        for i in np.flatnonzero(counts)
     ]
 
 
@@ -60,11 +61,9 @@ def ece(probabilities: Array, targets: Array, bins: int = 15, *, mass: bool = Fa
     return sum(row.count * abs(row.probability - row.frequency) for row in table) / max(total, 1)
 
 
-def classwise_ece(probabilities: Array, targets: Array, bins: int = 15, *, known: Array | None = None) -> float:
-    """Equal-width ECE of each label's column (n, N), averaged over the labels with at least one known pair."""
-    p, t = as_array(probabilities), as_array(targets)
-    k = np.ones(p.shape, dtype=bool) if known is None else as_array(known).astype(bool)
-    columns = [ece(p[k[:, j], j], t[k[:, j], j], bins) for j in range(p.shape[1]) if k[:, j].any()]
+def classwise_ece(probabilities: Array, targets: Array, bins: int = 15) -> float:
+    """Equal-width ECE of each label's column (n, N), averaged over the labels."""
+    columns = [ece(p, t, bins) for p, t in zip(as_array(probabilities).T, as_array(targets).T, strict=True)]
     return float(np.mean(columns)) if columns else 0.0
 
 
@@ -102,12 +101,74 @@ def best_f1(scores: Array, targets: Array) -> tuple[float, float]:
     return float(middle if middle > below else here), float(f1[best])
 
 
-def _bin_index(p: np.ndarray, bins: int, mass: bool) -> np.ndarray:
-    if not mass:
-        edges = np.linspace(0.0, 1.0, bins + 1)[1:-1]
-        return np.searchsorted(edges, p, side="right")
-    smaller = np.searchsorted(np.sort(p), p, side="left")
-    return smaller * bins // p.size
+def calibration_report(
+    before: Array, after: Array, targets: Array, *, seen: Array | None = None, threshold: float = 0.5
+) -> dict[str, Any]:
+    """{"before"|"after": {"all"|"seen"|"unseen": numbers}, thresholds} of probabilities (n, N); fractions, not percent.
+
+    `threshold` is the one calibration chose on its own data. The old probabilities have none, so theirs is the best
+    on the seen labels here, which favors them. `best_F1` is what the best threshold on the same pairs would give.
+    """
+    old, new, t = as_array(before), as_array(after), as_array(targets).astype(bool)
+    if not old.shape == new.shape == t.shape or t.ndim != 2:
+        raise RamatchError(
+            f"probabilities and targets must be (images, labels) alike, got {old.shape}, {new.shape}, {t.shape}"
+        )
+    parts = {"all": np.ones(t.shape[1], dtype=bool)}
+    if seen is not None:
+        s = as_array(seen).astype(bool)
+        if s.shape != (t.shape[1],):
+            raise RamatchError(f"seen must be one flag per label ({t.shape[1]},), got {s.shape}")
+        parts |= {name: part for name, part in (("seen", s), ("unseen", ~s)) if part.any()}
+    chosen = parts.get("seen", parts["all"])
+    thresholds = {"before": best_f1(old[:, chosen], t[:, chosen])[0], "after": threshold}
+    report = {
+        "images": t.shape[0],
+        "labels": {name: int(part.sum()) for name, part in parts.items()},
+        "threshold": thresholds,
+    }
+    for when, p in (("before", old), ("after", new)):
+        report[when] = {name: _numbers(p[:, part], t[:, part], thresholds[when]) for name, part in parts.items()}
+    return report
+
+
+def calibration_table(report: dict[str, Any], *, markdown: bool = False) -> str:
+    """The report's numbers, in percent (log loss in nats), a row per label group and time."""
+    rows = []
+    for name in report["labels"]:
+        for when in ("before", "after"):
+            part = report[when][name]
+            cells = (f"{part[c]:.4f}" if c == "log_loss" else f"{100 * part[c]:.2f}" for c in _COLUMNS)
+            rows.append([name, when, *cells])
+    table = format_table(["labels", "", *_COLUMNS], rows, names=2, markdown=markdown)
+    if markdown:
+        return table
+    threshold = report["threshold"]
+    note = f"threshold: {threshold['before']:.4g} before (best on these seen labels), {threshold['after']:.4g} after"
+    return f"{table}\n\n{note}"
+
+
+def _numbers(p: np.ndarray, t: np.ndarray, threshold: float) -> dict[str, Any]:
+    at_half, at_chosen = (micro(p >= limit, t) for limit in (0.5, threshold))
+    best_threshold, best = best_f1(p, t)
+    return {
+        "ECE": ece(p, t),
+        "ECE_mass": ece(p, t, mass=True),
+        "classwise_ECE": classwise_ece(p, t),
+        "Brier": brier(p, t),
+        "log_loss": log_loss(p, t),
+        "base_rate": float(t.mean()) if t.size else 0.0,
+        "mean_probability": float(p.mean()) if p.size else 0.0,
+        "P@0.5": at_half.precision,
+        "R@0.5": at_half.recall,
+        "F1@0.5": at_half.f1,
+        "P@threshold": at_chosen.precision,
+        "R@threshold": at_chosen.recall,
+        "F1@threshold": at_chosen.f1,
+        "best_F1": best,
+        "best_threshold": best_threshold,
+        "reliability": [asdict(row) for row in reliability_table(p, t)],
+    }
 
 
 def _flat(probabilities: Array, targets: Array) -> tuple[np.ndarray, np.ndarray]:

@@ -12,33 +12,44 @@ from torch import Tensor
 Gather = Callable[[Tensor], tuple[Tensor, int]]  # all processes' tensors joined along the first axis, and how many
 
 
-def mmc(logits: Tensor, targets: Tensor, *, batch: bool = True, gather: Gather | None = None) -> Tensor:
-    """Multi-matching contrastive loss (Eq. 12): every positive against all pairs of the batch, or (`batch=False`)
-    of its own image. `gather` gives logits and targets of all processes, so that the denominator spans the global batch.
+def mmc(logits: Tensor, targets: Tensor, *, gather: Gather | None = None) -> Tensor:
+    """Multi-matching contrastive loss (Eq. 13, again as Eq. 22): every positive against all pairs of the batch, mean
+    over the batch's positives; none give zero.
 
-    Scaled so that, averaged over processes as DistributedDataParallel does, gradients equal those of one process
-    with the whole batch. A batch without positives gives zero.
+    With `gather` both span the batches of all processes, scaled so that gradients, averaged over processes as
+    DistributedDataParallel does, equal those of one process with the whole batch.
     """
-    logits = logits.float()
-    positive = targets > 0
-    count = positive.sum()
-    known = logits.masked_fill(targets < 0, float("-inf"))
-    if batch:
-        everything, world = (known, 1) if gather is None else gather(known)
-        denominator = everything.flatten().logsumexp(0)
-    else:
-        denominator, world = known.logsumexp(-1, keepdim=True), 1
+    logits, positive = logits.float(), targets > 0
+    everything, count, world = _known(logits, targets), positive.sum().float()[None], 1
     if gather is not None:
-        total, world = gather(count.float()[None])
-        count = total.sum()
-    losses = torch.where(positive, denominator - logits, 0.0)
-    return losses.sum() * world / count.clamp(min=1)
+        everything, world = gather(everything)
+        count, _ = gather(count)
+    losses = torch.where(positive, everything.flatten().logsumexp(0) - logits, 0.0)
+    return losses.sum() * world / count.sum().clamp(min=1)
+
+
+def mmc_image(logits: Tensor, targets: Tensor, *, gather: Gather | None = None) -> Tensor:
+    """MMC without the batch (Eq. 21): every positive against the labels of its own image, mean over the image's
+    positives, sum over images. (The paper's sum over i in P is implied: its 1/|P| is of a single image.)"""
+    logits, positive = logits.float(), targets > 0
+    losses = torch.where(positive, _known(logits, targets).logsumexp(-1, keepdim=True) - logits, 0.0)
+    return (losses.sum(-1) / positive.sum(-1).clamp(min=1)).sum() * _processes(losses, gather)
+
+
+def _known(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits of known labels; the others drop out of a log-sum-exp."""
+    return logits.masked_fill(targets < 0, float("-inf"))
+
+
+def _processes(like: Tensor, gather: Gather | None) -> int:
+    """How many processes share a batch: factor of a sum over images, since DistributedDataParallel takes the mean."""
+    return 1 if gather is None else gather(like.new_zeros(1))[1]
 
 
 def asl(
     logits: Tensor, targets: Tensor, *, gamma_pos: float = 0.0, gamma_neg: float = 4.0, clip: float = 0.05
 ) -> Tensor:
-    """Asymmetric loss (Ridnik et al., 2021): focusing by gamma, negatives below `clip` ignored; mean over pairs."""
+    """Asymmetric loss (Eq. 19; Ridnik et al., 2021): focusing by gamma, negatives below `clip` ignored; pairs' mean."""
     logits = logits.float()
     p = logits.sigmoid()
     easy = (1 - p + clip).clamp(max=1)
@@ -48,16 +59,17 @@ def asl(
     return -losses.sum() / (targets >= 0).sum().clamp(min=1)
 
 
-def ranking(logits: Tensor, targets: Tensor, *, margin: float = 1.0) -> Tensor:
-    """Ranking loss (Gong et al., 2013): hinge over every (positive, negative) pair of an image; mean over the batch."""
+def ranking(logits: Tensor, targets: Tensor, *, margin: float = 1.0, gather: Gather | None = None) -> Tensor:
+    """Ranking loss (Eq. 20; Gong et al., 2013): hinge over every (positive, negative) pair of an image, summed over
+    pairs and images: as large as the paper says it is."""
     logits = logits.float()
     positive, negative = targets > 0, targets == 0
     gaps = (margin + logits[:, None, :] - logits[:, :, None]).clamp(min=0)  # (B, positive i, negative j)
-    return (gaps * (positive[:, :, None] & negative[:, None, :])).sum() / max(len(logits), 1)
+    return (gaps * (positive[:, :, None] & negative[:, None, :])).sum() * _processes(logits, gather)
 
 
 def sigmoid(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """Every pair on its own (Zhai et al., 2023), per positive: positives do not compete with each other, nor labels with labels.
+    """Every pair on its own (Zhai et al., 2023), per positive: no competition of positives or of labels.
 
     The bias that cross-entropy wants here is the one at which as many are expected as are there; it is found for each
     batch by bisection instead of being learned (no gradient flows through it: at that point its own is zero).
@@ -81,9 +93,10 @@ def sigmoid(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tenso
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "mmc": mmc,
-    "mmc-image": lambda logits, targets, **options: mmc(logits, targets, batch=False, **options),
+    "mmc-image": mmc_image,
     "asl": asl,
     "ranking": ranking,
     "sigmoid": sigmoid,
     "sigmoid-smooth": lambda logits, targets: sigmoid(logits, targets, smoothing=0.01),
 }
+GATHERED = ("mmc", "mmc-image", "ranking")  # losses that take `gather`

@@ -22,7 +22,7 @@ from ..config import PRESETS, RAMConfig
 from ..errors import RamatchError
 from .backbone import Backbone, Block
 from .kernels.ops import label_attention, layer_norm, spatial_selection
-from .losses import LOSSES, Gather
+from .losses import GATHERED, LOSSES, Gather
 from .matching import fused_scores, match, scores_without_plan
 from .preprocess import HALF, Preprocess
 from .text import LabelSet
@@ -231,7 +231,7 @@ class RAM(nn.Module):
 
     @property
     def preprocess(self) -> Preprocess:
-        own = self.backbone.preprocess
+        own = replace(self.backbone.preprocess, interpolation=self.config.resize)
         return replace(own, mean=HALF, std=HALF) if self.config.pixels == "half" else own
 
     def adapters(self) -> dict[str, Tensor]:
@@ -338,7 +338,7 @@ class RAM(nn.Module):
 
     def loss(self, output: Output, targets: Tensor, kind: str = "mmc", gather: Gather | None = None) -> Tensor:
         """L_R + L_G (Eq. 15), each with its own learnable temperature."""
-        options = {"gather": gather} if gather is not None and kind.startswith("mmc") else {}
+        options = {"gather": gather} if gather is not None and kind in GATHERED else {}
         function = LOSSES[kind]
         region, image = output.region / self.tau_region, output.image / self.tau_global
         return function(region, targets, **options) + function(image, targets, **options)

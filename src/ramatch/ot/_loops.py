@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from ramatch.ot._backend import kernels
 
 ZERO = -1e30  # stands for log 0: finite, so that 0 * log 0 and differences of potentials stay numbers
 TINY = {torch.float32: 1e-30, torch.float64: 1e-290}  # denominators never fall below
 CPU_BLOCK_BYTES = 1 << 22  # problems iterated together on a CPU: what stays in its cache from one pass to the next
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """B problems in one dtype: cost (B, n, m), reg (B, 1), a (B, n), b (B, m), start (B, m) or None."""
 
     cost: Tensor
@@ -26,13 +24,8 @@ class Problem:
     b: Tensor
     start: Tensor | None
 
-    def block(self, rows: slice) -> Problem:
-        start = None if self.start is None else self.start[rows]
-        return Problem(self.cost[rows], self.reg[rows], self.a[rows], self.b[rows], start)
 
-
-@dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """Plan (B, n, m), log-scalings u (B, n) and v (B, m), and how each problem ended (B,)."""
 
     plan: Tensor
@@ -43,29 +36,44 @@ class Solution:
     converged: Tensor
 
 
+@dataclass(frozen=True)
+class Control:
+    """When to test and when to stop. `fixed`: run all iterations and test the last one only."""
+
+    max_iter: int
+    tol: float
+    check_every: int = 1
+    fixed: bool = False
+
+    def tests(self, iteration: int) -> bool:
+        return iteration == self.max_iter or (not self.fixed and iteration % self.check_every == 0)
+
+
 class Tracker:
     """Per-problem state at the last test: live problems take the newest values, finished ones keep theirs.
 
     Only tests touch it, so iterations in between cost nothing extra and nothing waits for the host.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, tol: float) -> None:
-        self.x, self.y, self.tol = x, y, tol
+    def __init__(self, x: Tensor, y: Tensor, control: Control) -> None:
+        self.x, self.y, self.control = x, y, control
         self.error = x.new_full(x.shape[:1], float("inf"))
         self.n_iter = torch.zeros_like(self.error, dtype=torch.int64)
         self.done = torch.zeros_like(self.error, dtype=torch.bool)
         self._host: Tensor | None = None
         self._event: torch.cuda.Event | None = None
 
-    def update(self, x: Tensor, y: Tensor, error: Tensor, iteration: int) -> None:
+    def finished(self, x: Tensor, y: Tensor, error: Tensor, iteration: int) -> bool:
+        """Take in the values of an iteration; whether no problem is left to iterate."""
         done = self.done
         self.x = torch.where(done[:, None], self.x, x)
         self.y = torch.where(done[:, None], self.y, y)
         self.error = torch.where(done, self.error, error)
         self.n_iter = torch.where(done, self.n_iter, iteration)
-        self.done = done | (error < self.tol)
+        self.done = done | (error < self.control.tol)
+        return not self.control.fixed and self._all_done()
 
-    def all_done(self) -> bool:
+    def _all_done(self) -> bool:
         """Whether everything is known to have finished; on CUDA the answer may be late but never waits."""
         if self.done.device.type != "cuda":
             return bool(self.done.all())
@@ -81,6 +89,17 @@ class Tracker:
         self._host.copy_(self.done.all(), non_blocking=True)
         self._event.record()
         return False
+
+
+def has_kernels(device: torch.device) -> bool:
+    """A GPU with Triton, or the CPU under TRITON_INTERPRET=1; not while tracing, which wants plain operators."""
+    if (device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1") or torch.compiler.is_compiling():
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def row_sums(K: Tensor, c: Tensor) -> Tensor:
@@ -110,58 +129,62 @@ def start_scaling(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return (problem.start - shift).clamp(min=-60).exp(), shift
 
 
-def gibbs_kernel(problem: Problem, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """K = exp((low - cost) / reg) and low / reg (B, n), where low is each row's smallest cost."""
-    low = problem.cost.amin(2)
-    K = torch.sub(low.unsqueeze(2), problem.cost, out=out)
-    return K.div_(problem.reg.unsqueeze(2)).exp_(), low / problem.reg
+def put_back(u: Tensor, v: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Log-scalings of the problem as given: the shift of `start_scaling` goes back into v and out of u."""
+    return (u, v) if shift is None else (u - shift, v + shift)
 
 
-def solve_exp(problem: Problem, *, max_iter: int, tol: float, check_every: int, fixed: bool) -> Solution:
-    """Iterate r = a / K c, c = b / K^T r (Eq. 12) on the row-shifted kernel."""
-    if problem.cost.device.type == "cuda" and problem.cost.dtype == torch.float32:
-        module = kernels(problem.cost.device)
-        if module is not None and problem.cost.shape[2] <= module.MAX_COLUMNS:
-            return solve_exp_kernel(module, problem, max_iter=max_iter, tol=tol, fixed=fixed)
+def iterate(
+    K: Tensor, problem: Problem, c: Tensor, control: Control, error: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tracker:
+    """r = a / K c, c = b / K^T r (Eq. 12) from column scalings c, until `error` of (r, the r before, K c) is small."""
+    tiny, r, sums = TINY[K.dtype], torch.ones_like(problem.a), row_sums(K, c)
+    state = Tracker(r, c, control)
+    for iteration in range(1, control.max_iter + 1):
+        before, r = r, problem.a / sums.clamp_min(tiny)
+        c = problem.b / column_sums(K, r).clamp_min_(tiny)
+        sums = row_sums(K, c)  # also the present plan's row marginal: a test needs no extra pass
+        if control.tests(iteration) and state.finished(r, c, error(r, before, sums), iteration):
+            break
+    return state
+
+
+def solve_exp(problem: Problem, control: Control) -> Solution:
+    """On the kernel K = exp((low - cost) / reg), where low is each row's smallest cost."""
+    if problem.cost.device.type == "cuda" and problem.cost.dtype == torch.float32 and has_kernels(problem.cost.device):
+        from ramatch.ot._sinkhorn_triton import MAX_COLUMNS
+
+        if problem.cost.shape[2] <= MAX_COLUMNS:
+            return solve_exp_kernel(problem, control)
 
     def block(part: Problem, out: Tensor | None) -> Solution:
-        K, low = gibbs_kernel(part, out)
-        tiny = TINY[K.dtype]
+        low = part.cost.amin(2)
+        K = torch.sub(low.unsqueeze(2), part.cost, out=out).div_(part.reg.unsqueeze(2)).exp_()
         c, shift = start_scaling(part)
-        state = Tracker(torch.zeros_like(part.a), c, tol)
-        sums = row_sums(K, c).clamp_min_(tiny)
-        for iteration in range(1, max_iter + 1):
-            r = part.a / sums
-            c = part.b / column_sums(K, r).clamp_min_(tiny)
-            sums = row_sums(K, c).clamp_min_(tiny)
-            if iteration == max_iter or (not fixed and iteration % check_every == 0):
-                # The next row sums are also the present plan's row marginal: the test needs no extra pass.
-                state.update(r, c, (r * sums - part.a).abs().sum(1), iteration)
-                if not fixed and state.all_done():
-                    break
-        u, v = safe_log(state.x) + low, safe_log(state.y)
-        if shift is not None:
-            u, v = u - shift, v + shift
+        # of the sums as they are: where K has underflowed, clamped ones would pretend that all is well
+        state = iterate(K, part, c, control, lambda r, _, sums: (r * sums - part.a).abs().sum(1))
+        u, v = put_back(safe_log(state.x) + low / part.reg, safe_log(state.y), shift)
         plan = K.mul_(state.x.unsqueeze(2)).mul_(state.y.unsqueeze(1))
         return Solution(plan, u, v, state.n_iter, state.error, state.done)
 
-    return _in_blocks(problem, block, fixed)
+    return _in_blocks(problem, block, control)
 
 
-def solve_exp_kernel(module: ModuleType, problem: Problem, *, max_iter: int, tol: float, fixed: bool) -> Solution:
+def solve_exp_kernel(problem: Problem, control: Control) -> Solution:
     """`solve_exp` in one Triton launch: one program per problem, tested after every iteration, no host in the loop."""
+    from ramatch.ot import _sinkhorn_triton
+
     start, shift = start_scaling(problem)
+    inputs = (problem.cost, problem.reg.reshape(-1), problem.a, problem.b, start)
+    tol = -1.0 if control.fixed else control.tol
     with torch.cuda.device_of(problem.cost):
-        plan, u, v, n_iter, error = module.solve(
-            problem.cost.contiguous(), problem.reg.reshape(-1).contiguous(), problem.a.contiguous(), problem.b.contiguous(),
-            start.contiguous(), max_iter=max_iter, tol=-1.0 if fixed else tol, log_zero=ZERO,
-        )  # fmt: skip
-    if shift is not None:
-        u, v = u - shift, v + shift
-    return Solution(plan, u, v, n_iter, error, error < tol)
+        plan, u, v, n_iter, error = _sinkhorn_triton.solve(
+            *(t.contiguous() for t in inputs), max_iter=control.max_iter, tol=tol
+        )
+    return Solution(plan, *put_back(u, v, shift), n_iter, error, error < control.tol)
 
 
-def solve_log(problem: Problem, *, max_iter: int, tol: float, check_every: int, fixed: bool) -> Solution:
+def solve_log(problem: Problem, control: Control) -> Solution:
     """The same iterations on log-scalings, u = log a - LSE(v - cost / reg), for any conditioning.
 
     In float64 where there is one: potentials are of the size of cost / reg, and their absolute error is the
@@ -171,73 +194,61 @@ def solve_log(problem: Problem, *, max_iter: int, tol: float, check_every: int, 
     wide = dtype if problem.cost.device.type == "mps" else torch.float64
 
     def block(part: Problem, out: Tensor | None) -> Solution:
-        reg = part.reg.to(wide)
-        cost = part.cost.to(wide)
+        reg, cost, a = part.reg.to(wide), part.cost.to(wide), part.a.to(wide)
         low = cost.amin(2)
         x = (low.unsqueeze(2) - cost).div_(reg.unsqueeze(2))
-        a = part.a.to(wide)
         log_a, log_b = safe_log(a), safe_log(part.b.to(wide))
         v = torch.zeros_like(log_b) if part.start is None else part.start.to(wide)
-        state = Tracker(torch.zeros_like(log_a), v, tol)
-        lse = torch.logsumexp(x + v.unsqueeze(1), 2)
-        for iteration in range(1, max_iter + 1):
+        state, lse = Tracker(torch.zeros_like(log_a), v, control), torch.logsumexp(x + v.unsqueeze(1), 2)
+        for iteration in range(1, control.max_iter + 1):
             u = log_a - lse
             v = log_b - torch.logsumexp(x + u.unsqueeze(2), 1)
             lse = torch.logsumexp(x + v.unsqueeze(1), 2)
-            if iteration == max_iter or (not fixed and iteration % check_every == 0):
-                state.update(u, v, ((u + lse).exp() - a).abs().sum(1), iteration)
-                if not fixed and state.all_done():
-                    break
-        u, v = state.x, state.y
-        plan = x.add_(u.unsqueeze(2)).add_(v.unsqueeze(1)).exp_()
+            if control.tests(iteration) and state.finished(u, v, ((u + lse).exp() - a).abs().sum(1), iteration):
+                break
+        plan = x.add_(state.x.unsqueeze(2)).add_(state.y.unsqueeze(1)).exp_()
         plan = plan.to(dtype) if out is None else out.copy_(plan)
-        u = u + low / reg
-        return Solution(plan, u.to(dtype), v.to(dtype), state.n_iter, state.error.to(dtype), state.done)
+        u, v = (state.x + low / reg).to(dtype), state.y.to(dtype)
+        return Solution(plan, u, v, state.n_iter, state.error.to(dtype), state.done)
 
-    return _in_blocks(problem, block, fixed)
+    return _in_blocks(problem, block, control)
 
 
-def solve_scaling(problem: Problem, *, max_iter: int, tol: float, fixed: bool) -> Solution:
-    """Unshifted exp-domain iterations that stop together when the mean change of the row scalings is small.
+def solve_scaling(problem: Problem, control: Control) -> Solution:
+    """Unshifted exp-domain iterations that stop together once every problem's row scalings have settled.
 
-    This is the rule of the authors' program: mean over the whole batch of |r - r_prev| < tol, absolute, so
-    how far one problem gets depends on its batch. Kept for the `reference` preset.
+    This is the rule of the authors' program: mean |r - r_prev| < tol in each problem, absolute, tested after every
+    iteration; the slowest problem decides for its batch. Kept for the `reference` preset.
     """
+
+    def slowest(r: Tensor, before: Tensor, _: Tensor) -> Tensor:
+        change = (r - before).abs().mean(1)
+        return change.amax().expand_as(change)
+
     K = (problem.cost / -problem.reg.unsqueeze(2)).exp_()
-    tiny = torch.finfo(K.dtype).tiny
-    r, c = torch.ones_like(problem.a), torch.ones_like(problem.b)
-    if problem.start is not None:
-        c = problem.start.exp()
-    state = Tracker(r.reshape(1, -1), c.reshape(1, -1), tol)  # one "problem": the whole batch
-    for iteration in range(1, max_iter + 1):
-        previous = r
-        r = problem.a / row_sums(K, c).clamp_min_(tiny)
-        c = problem.b / column_sums(K, r).clamp_min_(tiny)
-        if fixed and iteration < max_iter:
-            continue
-        state.update(r.reshape(1, -1), c.reshape(1, -1), (r - previous).abs().mean().reshape(1), iteration)
-        if not fixed and state.all_done():
-            break
-    r, c = state.x.reshape(r.shape), state.y.reshape(c.shape)
-    error = (r * row_sums(K, c) - problem.a).abs().sum(1)
+    c = torch.ones_like(problem.b) if problem.start is None else problem.start.exp()
+    state = iterate(K, problem, c, control, slowest)
+    r, c = state.x, state.y
+    sums, tiny = row_sums(K, c), TINY[K.dtype]
+    # A row or column that has underflowed settles at once, with nothing in it.
+    lost = ((sums < tiny) & (problem.a > 0)).any(1) | ((column_sums(K, r) < tiny) & (problem.b > 0)).any(1)
+    error = (r * sums - problem.a).abs().sum(1)
     plan = K.mul_(r.unsqueeze(2)).mul_(c.unsqueeze(1))
-    batch = r.shape[0]
-    return Solution(plan, safe_log(r), safe_log(c), state.n_iter.repeat(batch), error, state.done.repeat(batch))
+    return Solution(plan, safe_log(r), safe_log(c), state.n_iter, error, state.done & ~lost)
 
 
-def _in_blocks(problem: Problem, block: Callable[[Problem, Tensor | None], Solution], fixed: bool) -> Solution:
+def _in_blocks(problem: Problem, block: Callable[[Problem, Tensor | None], Solution], control: Control) -> Solution:
     """Run `block` on the whole batch, or on a CPU on groups of problems small enough for its cache."""
     cost = problem.cost
-    if cost.device.type != "cpu" or fixed:
+    if cost.device.type != "cpu" or control.fixed:
         return block(problem, None)
-    batch = cost.shape[0]
     size = max(1, CPU_BLOCK_BYTES // max(1, cost[0].numel() * cost.element_size()))
-    if size >= batch:
+    if size >= len(cost):
         return block(problem, None)
     plan = torch.empty_like(cost, memory_format=torch.contiguous_format)
     parts = []
-    for start in range(0, batch, size):
-        rows = slice(start, start + size)
-        parts.append(block(problem.block(rows), plan[rows]))
-    joined = (torch.cat([getattr(p, name) for p in parts]) for name in ("u", "v", "n_iter", "error", "converged"))
-    return Solution(plan, *joined)
+    for rows in (slice(start, start + size) for start in range(0, len(cost), size)):
+        start = None if problem.start is None else problem.start[rows]
+        part = Problem(cost[rows], problem.reg[rows], problem.a[rows], problem.b[rows], start)
+        parts.append(block(part, plan[rows])[1:])
+    return Solution(plan, *map(torch.cat, zip(*parts, strict=True)))

@@ -1,7 +1,7 @@
 """Triton kernels: Sinkhorn with one program per problem, from costs to plans or on a ready K.
 
-Nothing here talks to the host while it iterates: every program tests its own problem's row marginal, which falls out of the
-next row update for free, and leaves its loop when it is met.
+Nothing here talks to the host while it iterates: every program tests its own problem's row marginal, which falls out
+of the next row update for free, and leaves its loop when it is met.
 """
 
 # mypy: allow-incomplete-defs
@@ -12,11 +12,70 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TINY = 1e-30
+from ramatch.ot import _loops
+
+TINY = tl.constexpr(_loops.TINY[torch.float32])
+LOG_ZERO = tl.constexpr(_loops.ZERO)
 MAX_COLUMNS = 2048  # columns one program keeps in registers
 HALF_LIMIT = 18.0  # with exp(x), |x| <= 9, float16 has full precision: eps >= 1 / 18
 WHOLE_NUMBERS = 16384  # of a K that stays in registers, 64 in each thread; with 128 the other way was faster
 LATE_COLUMNS = 128  # up to which columns are summed over threads once per iteration
+
+
+@triton.jit
+def _iterate(
+    K_ptr,  # (M, width) this program's K
+    a_ptr,  # (M,)
+    work_ptr,  # (2, M) row scalings: of the last iteration at iteration % 2, of the next at the other place
+    c,  # column scalings, (BLOCK_N,) like weight
+    weight,
+    done,  # iterations so far
+    M,
+    width,
+    tol,
+    max_iter,
+    LATE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Iterate on a K in memory until the row error is below `tol`: column scalings, iterations in all, error. LATE:
+    columns are summed over threads once per iteration instead of once per tile, at the price of a tile of registers."""
+    cols = tl.arange(0, BLOCK_N)
+    iteration = done
+    error = 0.0
+    running = 1
+    while running == 1:
+        last = work_ptr + (iteration % 2) * M
+        here = work_ptr + ((iteration + 1) % 2) * M
+        column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
+        if LATE:
+            tile_sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        errors = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        for start in tl.range(0, M, BLOCK_M, num_stages=STAGES):
+            rows = start + tl.arange(0, BLOCK_M)
+            in_m = rows < M
+            inside = in_m[:, None] & (cols < width)[None, :]
+            k = tl.load(K_ptr + rows[:, None] * width + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+            a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
+            sums = tl.sum(k * c[None, :], axis=1)
+            # Row sums of the plan that the last iteration left (zeros before the first).
+            errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - a)
+            r = a / tl.maximum(sums, TINY)
+            tl.store(here + rows, r, mask=in_m)
+            if LATE:
+                tile_sums += k * r[:, None]
+            else:
+                column_sums += tl.sum(k * r[:, None], axis=0)
+        if LATE:
+            column_sums = tl.sum(tile_sums, axis=0)
+        error = tl.sum(errors, axis=0)
+        stop = ((error < tol) & (iteration > 0)) | (iteration == max_iter)
+        c = tl.where(stop, c, weight / tl.maximum(column_sums, TINY))
+        iteration = tl.where(stop, iteration, iteration + 1)
+        running = tl.where(stop, 0, 1)
+        tl.debug_barrier()  # `here` is read by other threads of this program in the next round
+    return c, iteration, error
 
 
 @triton.jit
@@ -33,7 +92,6 @@ def _sinkhorn_kernel(
     N,
     tol,
     max_iter,
-    tiny,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -47,33 +105,9 @@ def _sinkhorn_kernel(
     in_n = cols < N
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
-    iteration = 0
-    error = 0.0
-    running = 1
-    while running == 1:
-        last = work_ptr + (iteration % 2) * M
-        here = work_ptr + ((iteration + 1) % 2) * M
-        column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
-        errors = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        for start in tl.range(0, M, BLOCK_M, num_stages=STAGES):
-            rows = start + tl.arange(0, BLOCK_M)
-            in_m = rows < M
-            k = tl.load(K_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0).to(
-                tl.float32
-            )
-            a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
-            sums = tl.sum(k * c[None, :], axis=1)
-            # Row sums of the plan that the last iteration left (zeros before the first).
-            errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - a)
-            r = a / tl.maximum(sums, tiny)
-            tl.store(here + rows, r, mask=in_m)
-            column_sums += tl.sum(k * r[:, None], axis=0)
-        error = tl.sum(errors, axis=0)
-        stop = ((error < tol) & (iteration > 0)) | (iteration == max_iter)
-        c = tl.where(stop, c, weight / tl.maximum(column_sums, tiny))
-        iteration = tl.where(stop, iteration, iteration + 1)
-        running = tl.where(stop, 0, 1)
-        tl.debug_barrier()  # `here` is read by other threads of this program in the next round
+    c, iteration, error = _iterate(
+        K_ptr, a_ptr, work_ptr, c, weight, 0, M, N, tol, max_iter, False, BLOCK_M, BLOCK_N, STAGES
+    )
     tl.store(c_ptr + pid * N + cols, c, mask=in_n)
     final = work_ptr + (iteration % 2) * M
     for start in range(0, M, BLOCK_M):
@@ -102,16 +136,14 @@ def _solve_kernel(
     width,
     tol,
     max_iter,
-    tiny,
-    log_zero,
     WHOLE: tl.constexpr,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One problem, from its costs to its plan. WHOLE: K stays in registers; else it is written once and read in every iteration. LATE:
-    columns are summed over threads once per iteration instead of once per tile, at the price of a tile of registers."""
+    """One problem, from its costs to its plan. WHOLE: K stays in registers; else it is written once and read in every
+    iteration."""
     pid = tl.program_id(0).to(tl.int64)
     cost_ptr += pid * M * N
     plan_ptr += pid * M * N
@@ -138,14 +170,14 @@ def _solve_kernel(
         iteration = 0
         running = 1
         while running == 1:
-            r = a / tl.maximum(sums, tiny)
-            c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), tiny)
+            r = a / tl.maximum(sums, TINY)
+            c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), TINY)
             sums = tl.sum(k * c[None, :], axis=1)
             error = tl.sum(tl.abs(r * sums - a), axis=0)
             iteration += 1
             running = tl.where((error < tol) | (iteration == max_iter), 0, 1)
         tl.store(plan_ptr + rows[:, None] * N + cols[None, :], k * r[:, None] * c[None, :], mask=here)
-        u = tl.where(r > 0, tl.log(tl.where(r > 0, r, 1.0)), log_zero) + low * inv_reg
+        u = tl.where(r > 0, tl.log(tl.where(r > 0, r, 1.0)), LOG_ZERO) + low * inv_reg
         tl.store(u_ptr + rows, u, mask=in_m)
         tl.store(n_iter_ptr + pid, iteration)
     else:
@@ -158,46 +190,15 @@ def _solve_kernel(
             low = tl.where(in_m, tl.min(x, axis=1), 0.0)
             k = tl.exp((low[:, None] - x) * inv_reg)
             tl.store(K_ptr + rows[:, None] * width + cols[None, :], k, mask=in_m[:, None] & (cols < width)[None, :])
-            r = tl.load(a_ptr + rows, mask=in_m, other=0.0) / tl.maximum(tl.sum(k * c[None, :], axis=1), tiny)
+            r = tl.load(a_ptr + rows, mask=in_m, other=0.0) / tl.maximum(tl.sum(k * c[None, :], axis=1), TINY)
             tl.store(work_ptr + M + rows, r, mask=in_m)
             tl.store(work_ptr + 2 * M + rows, low * inv_reg, mask=in_m)
             column_sums += tl.sum(k * r[:, None], axis=0)
-        c = weight / tl.maximum(column_sums, tiny)
+        c = weight / tl.maximum(column_sums, TINY)
         tl.debug_barrier()  # what one thread wrote others of this program read
-        iteration = 1
-        running = 1
-        while running == 1:
-            last = work_ptr + (iteration % 2) * M
-            next_ = work_ptr + ((iteration + 1) % 2) * M
-            column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
-            if LATE:
-                tile_sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            errors = tl.zeros((BLOCK_M,), dtype=tl.float32)
-            for start in tl.range(0, M, BLOCK_M, num_stages=STAGES):
-                rows = start + tl.arange(0, BLOCK_M)
-                in_m = rows < M
-                k = tl.load(
-                    K_ptr + rows[:, None] * width + cols[None, :],
-                    mask=in_m[:, None] & (cols < width)[None, :],
-                    other=0.0,
-                )
-                a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
-                sums = tl.sum(k * c[None, :], axis=1)
-                errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - a)
-                r = a / tl.maximum(sums, tiny)
-                tl.store(next_ + rows, r, mask=in_m)
-                if LATE:
-                    tile_sums += k * r[:, None]
-                else:
-                    column_sums += tl.sum(k * r[:, None], axis=0)
-            if LATE:
-                column_sums = tl.sum(tile_sums, axis=0)
-            error = tl.sum(errors, axis=0)
-            stop = (error < tol) | (iteration == max_iter)
-            c = tl.where(stop, c, weight / tl.maximum(column_sums, tiny))
-            iteration = tl.where(stop, iteration, iteration + 1)
-            running = tl.where(stop, 0, 1)
-            tl.debug_barrier()
+        c, iteration, error = _iterate(
+            K_ptr, a_ptr, work_ptr, c, weight, 1, M, width, tol, max_iter, LATE, BLOCK_M, BLOCK_N, STAGES
+        )
         final = work_ptr + (iteration % 2) * M
         for start in range(0, M, BLOCK_M):
             rows = start + tl.arange(0, BLOCK_M)
@@ -206,10 +207,10 @@ def _solve_kernel(
             k = tl.load(K_ptr + rows[:, None] * width + cols[None, :], mask=here, other=0.0)
             r = tl.load(final + rows, mask=in_m, other=0.0)
             tl.store(plan_ptr + rows[:, None] * N + cols[None, :], k * r[:, None] * c[None, :], mask=here)
-            u = tl.where(r > 0, tl.log(tl.where(r > 0, r, 1.0)), log_zero)
+            u = tl.where(r > 0, tl.log(tl.where(r > 0, r, 1.0)), LOG_ZERO)
             tl.store(u_ptr + rows, u + tl.load(work_ptr + 2 * M + rows, mask=in_m, other=0.0), mask=in_m)
         tl.store(n_iter_ptr + pid, iteration)
-    v = tl.where(c > 0, tl.log(tl.where(c > 0, c, 1.0)), log_zero)
+    v = tl.where(c > 0, tl.log(tl.where(c > 0, c, 1.0)), LOG_ZERO)
     tl.store(v_ptr + pid * N + cols, v, mask=in_n)
     tl.store(error_ptr + pid, error)
 
@@ -220,8 +221,8 @@ def padded(columns: int) -> int:
 
 
 def default_tile(rows: int, width: int) -> dict[str, int]:
-    """Tile of the Sinkhorn kernel: 8,192 numbers, 32 registers of a thread, so that two programs share an SM (twice that for small
-    batches was slower)."""
+    """Tile of the Sinkhorn kernel: 8,192 numbers, 32 registers of a thread, so that two programs share an SM (twice
+    that for small batches was slower)."""
     numbers = 8192
     block_n = max(16, triton.next_power_of_2(width))
     block_m = max(1, min(numbers // block_n, triton.next_power_of_2(rows)))
@@ -230,14 +231,7 @@ def default_tile(rows: int, width: int) -> dict[str, int]:
 
 
 def sinkhorn(
-    K: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    *,
-    max_iter: int,
-    tol: float,
-    tile: dict[str, int] | None = None,
+    K: Tensor, a: Tensor, b: Tensor, c: Tensor, *, max_iter: int, tol: float, tile: dict[str, int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Row scalings (B, M), column scalings (B, width), n_iter (B,), error (B,).
 
@@ -249,10 +243,8 @@ def sinkhorn(
     n_iter = torch.zeros(batch, dtype=torch.int64, device=K.device)
     error = a.new_empty(batch)
     if batch:
-        _sinkhorn_kernel[(batch,)](
-            K, a, b, c, r, work, n_iter, error, rows, width, tol, max_iter, TINY,
-            **(tile or default_tile(rows, width)),
-        )  # fmt: skip
+        tile = tile or default_tile(rows, width)
+        _sinkhorn_kernel[(batch,)](K, a, b, c, r, work, n_iter, error, rows, width, tol, max_iter, **tile)
     return r, c, n_iter, error
 
 
@@ -265,16 +257,15 @@ def solve(
     *,
     max_iter: int,
     tol: float,
-    log_zero: float,
     whole: bool | None = None,
     late: bool | None = None,
     tile: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Plan (B, M, N), log-scalings u (B, M) and v (B, N), n_iter (B,), error (B,) of costs (B, M, N) with N <= 2048.
 
-    All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). The logarithm of a scaling
-    of zero is `log_zero`. A negative `tol` runs exactly `max_iter` iterations. `whole`: keep K in registers, by default where it
-    fits; `late`: see the kernel, by default for few columns.
+    All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). A negative
+    `tol` runs exactly `max_iter` iterations. `whole`: keep K in registers, by default where it fits; `late`: see
+    `_iterate`, by default for few columns.
     """
     batch, rows, columns = cost.shape
     block_m, block_n = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(columns))
@@ -291,8 +282,7 @@ def solve(
     elif tile is None and late and block_n <= LATE_COLUMNS:
         tile = {"BLOCK_M": min(64, block_m), "BLOCK_N": block_n, "STAGES": 1, "num_warps": 16}
     if batch:
-        _solve_kernel[(batch,)](
-            cost, reg, a, b, c, K, work, plan, u, v, n_iter, error, rows, columns, width, tol, max_iter, TINY, log_zero,
-            WHOLE=whole, LATE=late, **(tile or default_tile(rows, width)),
-        )  # fmt: skip
+        tensors = (cost, reg, a, b, c, K, work, plan, u, v, n_iter, error)
+        numbers = (rows, columns, width, tol, max_iter)
+        _solve_kernel[(batch,)](*tensors, *numbers, WHOLE=whole, LATE=late, **(tile or default_tile(rows, width)))
     return plan, u, v, n_iter, error

@@ -8,16 +8,60 @@ rows' log-sum-exp `lse` wherever one read of `sim` is all that is needed.
 # mypy: allow-incomplete-defs
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramatch.ot._sinkhorn_triton import HALF_LIMIT, MAX_COLUMNS, TINY, default_tile, padded, sinkhorn, solve
+from ramatch.ot._sinkhorn_triton import TINY, padded
 
-__all__ = [
-    "HALF_LIMIT", "MAX_COLUMNS", "columns", "default_tile", "gather", "padded", "peaks", "polish", "rows", "sinkhorn", "solve",
-]  # fmt: skip
+
+@triton.jit
+def _load(ptr, rows, cols, in_m, in_n, N, OTHER: tl.constexpr):
+    """A tile of a matrix with N columns, as float32; OTHER outside."""
+    mask = in_m[:, None] & in_n[None, :]
+    return tl.load(ptr + rows[:, None] * N + cols[None, :], mask=mask, other=OTHER).to(tl.float32)
+
+
+@triton.jit
+def _gibbs(x, lse, scale, inv_eps):
+    """K of a tile of similarities x, given its rows' log-sum-exp."""
+    return tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps)
+
+
+@triton.jit
+def _column_pass(
+    sim_ptr, lse_ptr, r_ptr, cols, in_n, M, N, scale, inv_eps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Of one image's columns: mass sum_k K r, and what it moves, sum_k K r sim."""
+    mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    moved = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for start in range(0, M, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M)
+        in_m = rows < M
+        x = _load(sim_ptr, rows, cols, in_m, in_n, N, 0.0)
+        lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
+        r = tl.load(r_ptr + rows, mask=in_m, other=0.0)
+        k = _gibbs(x, lse, scale, inv_eps) * r[:, None]
+        mass += tl.sum(k, axis=0)
+        moved += tl.sum(k * x, axis=0)
+    return mass, moved
+
+
+@triton.jit
+def _row_pass(sim_ptr, lse_ptr, c_ptr, rows, in_m, N, scale, inv_eps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Of one image's rows: sum_i K c."""
+    lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
+    sums = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for first in range(0, N, BLOCK_N):
+        cols = first + tl.arange(0, BLOCK_N)
+        in_n = cols < N
+        x = _load(sim_ptr, rows, cols, in_m, in_n, N, 0.0)
+        c = tl.load(c_ptr + cols, mask=in_n, other=0.0)
+        sums += tl.sum(_gibbs(x, lse, scale, inv_eps) * c[None, :], axis=1)
+    return sums
 
 
 @triton.jit
@@ -43,8 +87,7 @@ def _rows_kernel(
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     for start in range(0, N, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N)
-        mask = in_m[:, None] & (cols < N)[None, :]
-        x = tl.load(sim_ptr + rows[:, None] * N + cols[None, :], mask=mask, other=-float("inf")).to(tl.float32)
+        x = _load(sim_ptr, rows, cols, in_m, cols < N, N, -float("inf"))
         x = tl.where(in_m[:, None], x, 0.0)  # rows past the end must not become inf - inf
         new_top = tl.maximum(top, tl.max(x, axis=1))
         fresh = tl.sum(tl.exp((x - new_top[:, None]) * scale), axis=1)
@@ -77,7 +120,6 @@ def _columns_kernel(
     inv_eps,
     weight,  # 1 / N
     gain,
-    tiny,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -85,21 +127,11 @@ def _columns_kernel(
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = cols < N
     sim_ptr += pid * M * N
+    lse_ptr += pid * M
+    r_ptr += pid * M
     scale = tl.load(scale_ptr)
-    mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    moved = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    for start in range(0, M, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M)
-        in_m = rows < M
-        x = tl.load(sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0).to(
-            tl.float32
-        )
-        lse = tl.load(lse_ptr + pid * M + rows, mask=in_m, other=0.0)
-        r = tl.load(r_ptr + pid * M + rows, mask=in_m, other=0.0)
-        k = tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps) * r[:, None]
-        mass += tl.sum(k, axis=0)
-        moved += tl.sum(k * x, axis=0)
-    c = weight / tl.maximum(mass, tiny)
+    mass, moved = _column_pass(sim_ptr, lse_ptr, r_ptr, cols, in_n, M, N, scale, inv_eps, BLOCK_M, BLOCK_N)
+    c = weight / tl.maximum(mass, TINY)
     tl.store(c_ptr + pid * N + cols, c, mask=in_n)
     tl.store(scores_ptr + pid * N + cols, moved * c * gain, mask=in_n)
 
@@ -116,9 +148,7 @@ def _peaks_kernel(sim_ptr, scale_ptr, lse_ptr, peak_ptr, M, N, BLOCK_M: tl.const
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
-        x = tl.load(
-            sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=-float("inf")
-        ).to(tl.float32)
+        x = _load(sim_ptr, rows, cols, in_m, in_n, N, -float("inf"))
         lse = tl.load(lse_ptr + pid * M + rows, mask=in_m, other=0.0)
         peak = tl.maximum(peak, tl.max(x * scale - lse[:, None], axis=0))
     tl.store(peak_ptr + pid * N + cols, tl.exp(peak), mask=in_n)
@@ -160,12 +190,11 @@ def _test_kernel(
     a_ptr,  # (B, M)
     r_ptr,  # (B, M)
     c_ptr,  # (B, N)
-    work_ptr,  # (B, M) out: the next row scalings
+    next_ptr,  # (B, M) out: the next row scalings
     gap_ptr,  # (B, M) out: distance of each row sum of the whole plan from a
     M,
     N,
     inv_eps,
-    tiny,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -173,23 +202,14 @@ def _test_kernel(
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_m = rows < M
     scale = tl.load(scale_ptr)
-    lse = tl.load(lse_ptr + pid * M + rows, mask=in_m, other=0.0)
     sim_ptr += pid * M * N
+    lse_ptr += pid * M
     c_ptr += pid * N
-    sums = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    for first in range(0, N, BLOCK_N):
-        cols = first + tl.arange(0, BLOCK_N)
-        in_n = cols < N
-        x = tl.load(sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0).to(
-            tl.float32
-        )
-        c = tl.load(c_ptr + cols, mask=in_n, other=0.0)
-        k = tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps)
-        sums += tl.sum(k * c[None, :], axis=1)
+    sums = _row_pass(sim_ptr, lse_ptr, c_ptr, rows, in_m, N, scale, inv_eps, BLOCK_M, BLOCK_N)
     a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
     r = tl.load(r_ptr + pid * M + rows, mask=in_m, other=0.0)
     tl.store(gap_ptr + pid * M + rows, tl.abs(r * sums - a), mask=in_m)
-    tl.store(work_ptr + pid * M + rows, a / tl.maximum(sums, tiny), mask=in_m)
+    tl.store(next_ptr + pid * M + rows, a / tl.maximum(sums, TINY), mask=in_m)
 
 
 @triton.jit
@@ -197,10 +217,10 @@ def _polish_kernel(
     sim_ptr,
     scale_ptr,
     lse_ptr,
-    a_ptr,  # (B, M)
+    a_ptr,
     r_ptr,  # (B, M) in and out
     c_ptr,  # (B, N) in and out
-    work_ptr,  # (B, M) in: the next row scalings, from the test
+    next_ptr,  # (B, M) in: the next row scalings, from the test
     gap_ptr,  # (B, M) in: what the test found
     scores_ptr,  # (B, N) rewritten where an iteration was needed
     n_iter_ptr,  # (B,) int64, iterations so far, in and out
@@ -212,7 +232,6 @@ def _polish_kernel(
     gain,
     tol,
     max_iter,
-    tiny,
     ALL_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -223,7 +242,7 @@ def _polish_kernel(
     lse_ptr += pid * M
     a_ptr += pid * M
     r_ptr += pid * M
-    work_ptr += pid * M
+    next_ptr += pid * M
     c_ptr += pid * N
     scale = tl.load(scale_ptr)
     every = tl.arange(0, ALL_M)
@@ -234,25 +253,13 @@ def _polish_kernel(
         for start in range(0, M, BLOCK_M):
             rows = start + tl.arange(0, BLOCK_M)
             in_m = rows < M
-            tl.store(r_ptr + rows, tl.load(work_ptr + rows, mask=in_m, other=0.0), mask=in_m)
+            tl.store(r_ptr + rows, tl.load(next_ptr + rows, mask=in_m, other=0.0), mask=in_m)
         tl.debug_barrier()
         for first in range(0, N, BLOCK_N):
             cols = first + tl.arange(0, BLOCK_N)
             in_n = cols < N
-            mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
-            moved = tl.zeros((BLOCK_N,), dtype=tl.float32)
-            for start in range(0, M, BLOCK_M):
-                rows = start + tl.arange(0, BLOCK_M)
-                in_m = rows < M
-                x = tl.load(
-                    sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0
-                ).to(tl.float32)
-                lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
-                r = tl.load(r_ptr + rows, mask=in_m, other=0.0)
-                k = tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps) * r[:, None]
-                mass += tl.sum(k, axis=0)
-                moved += tl.sum(k * x, axis=0)
-            c = weight / tl.maximum(mass, tiny)
+            mass, moved = _column_pass(sim_ptr, lse_ptr, r_ptr, cols, in_n, M, N, scale, inv_eps, BLOCK_M, BLOCK_N)
+            c = weight / tl.maximum(mass, TINY)
             tl.store(c_ptr + cols, c, mask=in_n)
             tl.store(scores_ptr + pid * N + cols, moved * c * gain, mask=in_n)
         iteration += 1
@@ -261,20 +268,10 @@ def _polish_kernel(
         for start in range(0, M, BLOCK_M):
             rows = start + tl.arange(0, BLOCK_M)
             in_m = rows < M
-            lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
-            sums = tl.zeros((BLOCK_M,), dtype=tl.float32)
-            for first in range(0, N, BLOCK_N):
-                cols = first + tl.arange(0, BLOCK_N)
-                in_n = cols < N
-                x = tl.load(
-                    sim_ptr + rows[:, None] * N + cols[None, :], mask=in_m[:, None] & in_n[None, :], other=0.0
-                ).to(tl.float32)
-                c = tl.load(c_ptr + cols, mask=in_n, other=0.0)
-                k = tl.exp((tl.exp(x * scale - lse[:, None]) - 1.0) * inv_eps)
-                sums += tl.sum(k * c[None, :], axis=1)
+            sums = _row_pass(sim_ptr, lse_ptr, c_ptr, rows, in_m, N, scale, inv_eps, BLOCK_M, BLOCK_N)
             a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
             errors += tl.abs(tl.load(r_ptr + rows, mask=in_m, other=0.0) * sums - a)
-            tl.store(work_ptr + rows, a / tl.maximum(sums, tiny), mask=in_m)
+            tl.store(next_ptr + rows, a / tl.maximum(sums, TINY), mask=in_m)
         error = tl.sum(errors, axis=0)
         running = tl.where((error < tol) | (iteration >= max_iter), 0, 1)
         tl.debug_barrier()
@@ -282,21 +279,28 @@ def _polish_kernel(
     tl.store(error_ptr + pid, error)
 
 
-def rows(
-    sim: Tensor, scale: Tensor, *, eps: float = 1.0, K: Tensor | None = None, shift: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp of sim * scale and largest sim, (B, M) each; fills K (B, M, width) with exp(shift) K if given."""
+@dataclass(frozen=True)
+class Rows:
+    """What every pass over an image's K needs: sim (B, M, N), scale (1,), its rows' log-sum-exp (B, M), and eps."""
+
+    sim: Tensor
+    scale: Tensor
+    lse: Tensor
+    eps: float
+
+
+def gibbs(sim: Tensor, scale: Tensor, eps: float, K: Tensor | None = None, shift: float = 0.0) -> tuple[Rows, Tensor]:
+    """The rows, and each one's largest sim (B, M); fills K (B, M, width) with exp(shift) K if given."""
     batch, regions, labels = sim.shape
     lse = torch.empty(batch, regions, device=sim.device)
     top = torch.empty_like(lse)
     width = 0 if K is None else K.shape[2]
     block_n = min(2048, max(16, triton.next_power_of_2(max(labels, width))))
     block_m = 2048 // block_n
-    _rows_kernel[(triton.cdiv(batch * regions, block_m),)](
-        sim, scale, lse, top, lse if K is None else K, batch * regions, labels, width, 1.0 / eps, shift,
-        WRITE_K=K is not None, BLOCK_M=block_m, BLOCK_N=block_n,
-    )  # fmt: skip
-    return lse, top
+    count, blocks = batch * regions, {"WRITE_K": K is not None, "BLOCK_M": block_m, "BLOCK_N": block_n}
+    tensors = (sim, scale, lse, top, lse if K is None else K)
+    _rows_kernel[(triton.cdiv(count, block_m),)](*tensors, count, labels, width, 1.0 / eps, shift, **blocks)
+    return Rows(sim, scale, lse, eps), top
 
 
 def _column_grid(batch: int, labels: int) -> tuple[tuple[int, int], dict[str, int]]:
@@ -304,68 +308,55 @@ def _column_grid(batch: int, labels: int) -> tuple[tuple[int, int], dict[str, in
     return (batch, triton.cdiv(labels, block_n)), {"BLOCK_M": 32, "BLOCK_N": block_n}
 
 
-def columns(sim: Tensor, scale: Tensor, lse: Tensor, r: Tensor, *, eps: float, gain: float) -> tuple[Tensor, Tensor]:
+def column_scores(g: Rows, r: Tensor, gain: float) -> tuple[Tensor, Tensor]:
     """Scores (B, N) and column scalings (B, N) for given row scalings; one read of sim."""
-    batch, regions, labels = sim.shape
-    c = torch.empty(batch, labels, device=sim.device)
+    batch, regions, labels = g.sim.shape
+    c = torch.empty(batch, labels, device=g.sim.device)
     scores = torch.empty_like(c)
     grid, blocks = _column_grid(batch, labels)
-    _columns_kernel[grid](sim, scale, lse, r, c, scores, regions, labels, 1.0 / eps, 1.0 / labels, gain, TINY, **blocks)
+    numbers = (regions, labels, 1.0 / g.eps, 1.0 / labels, gain)
+    _columns_kernel[grid](g.sim, g.scale, g.lse, r, c, scores, *numbers, **blocks)
     return scores, c
 
 
-def peaks(sim: Tensor, scale: Tensor, lse: Tensor) -> Tensor:
+def peaks(g: Rows) -> Tensor:
     """(B, N) each label's largest softmax value over the regions."""
-    batch, regions, labels = sim.shape
-    out = torch.empty(batch, labels, device=sim.device)
+    batch, regions, labels = g.sim.shape
+    out = torch.empty(batch, labels, device=g.sim.device)
     grid, blocks = _column_grid(batch, labels)
-    _peaks_kernel[grid](sim, scale, lse, out, regions, labels, **blocks)
+    _peaks_kernel[grid](g.sim, g.scale, g.lse, out, regions, labels, **blocks)
     return out
 
 
-def gather(sim: Tensor, scale: Tensor, lse: Tensor, kept: Tensor, *, eps: float) -> Tensor:
+def gather(g: Rows, kept: Tensor) -> Tensor:
     """K (B, M, k + 1) of the kept labels (B, k) and, last, of the mean of all the others.
 
-    In float32: the last column has nearly all the mass and is nearly the same in all rows, so that rounding it to float16 would
-    cost what the test of the whole plan asks for, and every image would iterate over all columns."""
-    batch, regions, labels = sim.shape
+    In float32: the last column has nearly all the mass and is nearly the same in all rows, so that rounding it to
+    float16 would cost what the test of the whole plan asks for, and every image would iterate over all columns."""
+    batch, regions, labels = g.sim.shape
     count = kept.shape[1]
     width = padded(count + 1)
-    K = torch.empty(batch, regions, width, device=sim.device)
-    _gather_kernel[(batch * regions,)](
-        sim, scale, lse, kept, K, regions, labels, count, width, 1.0 / eps,
-        BLOCK=max(16, triton.next_power_of_2(width)),
-    )  # fmt: skip
+    K = torch.empty(batch, regions, width, device=g.sim.device)
+    numbers = (regions, labels, count, width, 1.0 / g.eps)
+    block = max(16, triton.next_power_of_2(width))
+    _gather_kernel[(batch * regions,)](g.sim, g.scale, g.lse, kept, K, *numbers, BLOCK=block)
     return K
 
 
 def polish(
-    sim: Tensor,
-    scale: Tensor,
-    lse: Tensor,
-    a: Tensor,
-    r: Tensor,
-    c: Tensor,
-    scores: Tensor,
-    n_iter: Tensor,
-    *,
-    eps: float,
-    gain: float,
-    tol: float,
-    max_iter: int,
+    g: Rows, a: Tensor, state: tuple[Tensor, Tensor, Tensor, Tensor], *, gain: float, tol: float, max_iter: int
 ) -> Tensor:
-    """Error (B,) of the whole plan; iterates r, c, scores, n_iter in place where it is not below `tol`.
+    """Error (B,) of the whole plan; iterates `state` = (r, c, scores, n_iter) in place where it is not below `tol`.
 
     The test is a kernel of its own, over all the chip: usually nothing is left to iterate."""
-    batch, regions, labels = sim.shape
+    batch, regions, labels = g.sim.shape
+    r, c, scores, n_iter = state
     error, work, gap = a.new_empty(batch), torch.empty_like(a), torch.empty_like(a)
     rows = max(1, min(8, triton.next_power_of_2(regions)))
-    _test_kernel[(batch, triton.cdiv(regions, rows))](
-        sim, scale, lse, a, r, c, work, gap, regions, labels, 1.0 / eps, TINY, BLOCK_M=rows, BLOCK_N=512,
-    )  # fmt: skip
-    _polish_kernel[(batch,)](
-        sim, scale, lse, a, r, c, work, gap, scores, n_iter, error, regions, labels,
-        1.0 / eps, 1.0 / labels, gain, tol, max_iter, TINY,
-        ALL_M=triton.next_power_of_2(regions), BLOCK_M=16, BLOCK_N=256, num_warps=8,
-    )  # fmt: skip
+    shared = (g.sim, g.scale, g.lse, a, r, c, work, gap)
+    test = _test_kernel[(batch, triton.cdiv(regions, rows))]
+    test(*shared, regions, labels, 1.0 / g.eps, BLOCK_M=rows, BLOCK_N=512)
+    numbers = (regions, labels, 1.0 / g.eps, 1.0 / labels, gain, tol, max_iter)
+    blocks = {"ALL_M": triton.next_power_of_2(regions), "BLOCK_M": 16, "BLOCK_N": 256, "num_warps": 8}
+    _polish_kernel[(batch,)](*shared, scores, n_iter, error, *numbers, **blocks)
     return error

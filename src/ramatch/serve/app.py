@@ -10,33 +10,38 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import ramatch
 from ramatch import assets
+from ramatch.config import MATCHERS
 from ramatch.errors import RamatchError
 from ramatch.serve import limits, schema
-from ramatch.serve.errors import ApiError, draining
+from ramatch.serve.errors import ERRORS, ApiError, draining
 from ramatch.serve.guard import Guard
 from ramatch.serve.limits import ClientGone, Upload
 from ramatch.serve.service import Service
-from ramatch.serve.settings import MATCHERS, ServeSettings
+from ramatch.serve.settings import ServeSettings
 from ramatch.serve.static import add_static
 
 log = logging.getLogger("ramatch.serve")
 T = TypeVar("T")
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.ErrorResponse, "description": text}
-    for status, text in {
-        400: "The body or the image cannot be read", 401: "API key missing or wrong",
-        413: "Body or image too large", 415: "Not an accepted format", 422: "A field is wrong",
-        429: "The queue is full; see Retry-After", 503: "Shutting down", 504: "Deadline exceeded",
-    }.items()
-}  # fmt: skip
+
+def _answers(*errors: int, **models: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What a route answers, for OpenAPI: errors by their status, others as `ok` or `created`."""
+    status = {"ok": 200, "created": 201}
+    found: dict[int | str, dict[str, Any]] = {status[name]: {"model": model} for name, model in models.items()}
+    for error in errors:
+        codes = [code for code, (status_of_code, _) in ERRORS.items() if status_of_code == error]
+        found[error] = {"model": schema.ErrorResponse, "description": ", ".join(codes)}
+    return found
+
+
+_TAGGING = (400, 401, 413, 415, 422, 429, 503, 504)
 
 
 def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAPI:
@@ -52,134 +57,134 @@ def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAP
         await warm_up
         await service.close()
 
-    app = FastAPI(
-        title="ramatch", version=getattr(ramatch, "__version__", "0"), lifespan=lifespan, docs_url=None, redoc_url=None,
-        description="Open-vocabulary image tagging: which of these labels are in the picture, and where?",
-    )  # fmt: skip
+    about = "Open-vocabulary image tagging: which of these labels are in the picture, and where?"
+    version = getattr(ramatch, "__version__", "0")
+    app = FastAPI(title="ramatch", version=version, description=about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    _add_errors(app)
+    for kind in (ApiError, RamatchError, HTTPException, ClientGone, Exception):
+        app.add_exception_handler(kind, _answer_error)
     _add_tagging(app, service)
     _add_vocabularies(app, service)
     _add_operations(app, service)
     if settings.page:
         add_static(app)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["Content-Type", "Authorization", "X-API-Key"],
-        )  # fmt: skip
+        cors: dict[str, Any] = {
+            "allow_methods": ["GET", "POST", "PUT", "DELETE"],
+            "allow_origins": list(settings.cors_origins),
+        }
+        app.add_middleware(CORSMiddleware, allow_headers=["Content-Type", "Authorization", "X-API-Key"], **cors)
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     return app
 
 
 def _add_tagging(app: FastAPI, service: Service) -> None:
     @app.post(
-        "/v1/tag", tags=["tagging"], summary="Tag one image", responses={200: {"model": schema.TagResponse}, **_ERRORS},
+        "/v1/tag",
+        tags=["tagging"],
+        summary="Tag one image",
+        responses=_answers(*_TAGGING, ok=schema.TagResponse),
         openapi_extra={"requestBody": _body(schema.TagRequest, files=1)},
-    )  # fmt: skip
+    )
     async def tag(request: Request) -> Response:
         """Send the image as a multipart file `image` with the other fields beside it, or as JSON with base64."""
         start = time.monotonic()
         with service.admitted() as charge:
-            uploads, options = await _read(request, service, schema.TagRequest, charge)
+            uploads, options = await _read(request, service.settings, schema.TagRequest, charge)
             if len(uploads) != 1:
-                raise ApiError(422, "one_image", f"{len(uploads)} images in the request",
-                               "send exactly one as 'image'; /v1/tag/batch takes several")  # fmt: skip
+                raise ApiError("one_image", f"{len(uploads)} images in the request")
             [answer] = await _unless_gone(request, service.tag(uploads, options, start))
         if isinstance(answer, ApiError):
             raise answer
         return JSONResponse(answer)
 
     @app.post(
-        "/v1/tag/batch", tags=["tagging"], summary="Tag several images",
-        responses={200: {"model": schema.BatchResponse}, **_ERRORS},
+        "/v1/tag/batch",
+        tags=["tagging"],
+        summary="Tag several images",
+        responses=_answers(*_TAGGING, ok=schema.BatchResponse),
         openapi_extra={"requestBody": _body(schema.BatchRequest, files=service.settings.max_images)},
-    )  # fmt: skip
+    )
     async def tag_batch(request: Request) -> Response:
         """Several images with the same options. An image that cannot be read gives an error in its place, and the
         others are tagged."""
         start = time.monotonic()
         with service.admitted() as charge:
-            uploads, options = await _read(request, service, schema.BatchRequest, charge)
+            uploads, options = await _read(request, service.settings, schema.BatchRequest, charge)
             if not 1 <= len(uploads) <= service.settings.max_images:
-                raise ApiError(422, "image_count", f"{len(uploads)} images in the request",
-                               f"send 1 to {service.settings.max_images} as 'image'")  # fmt: skip
+                raise schema.image_count(len(uploads), service.settings)
             answers = await _unless_gone(request, service.tag(uploads, options, start))
         return JSONResponse({"results": [a.to_dict() if isinstance(a, ApiError) else a for a in answers]})
 
 
 def _add_vocabularies(app: FastAPI, service: Service) -> None:
     named = service.named
+    one: dict[str, Any] = {"path": "/v1/vocabularies/{name}", "tags": ["vocabularies"]}
 
     def describe(name: str, *, labels: bool = False) -> dict[str, Any]:
         found = named.get(name)
         info: dict[str, Any] = {"name": name, "size": len(found), "bundled": named.is_bundled(name)}
         return {**info, "labels": list(found)} if labels else info
 
-    @app.get("/v1/vocabularies", tags=["vocabularies"], summary="List vocabularies", responses={401: _ERRORS[401]})
+    @app.get("/v1/vocabularies", tags=["vocabularies"], summary="List vocabularies", responses=_answers(401))
     async def list_vocabularies() -> dict[str, list[schema.VocabularyInfo]]:
         return {"vocabularies": [schema.VocabularyInfo(**describe(name)) for name in named.names()]}
 
-    @app.get(
-        "/v1/vocabularies/{name}", tags=["vocabularies"], summary="Labels of a vocabulary",
-        responses={404: {"model": schema.ErrorResponse}, 401: _ERRORS[401]},
-    )  # fmt: skip
+    @app.get(**one, summary="Labels of a vocabulary", responses=_answers(401, 404))
     async def get_vocabulary(name: str) -> schema.VocabularyInfo:
         return schema.VocabularyInfo(**describe(name, labels=True))
 
     @app.put(
-        "/v1/vocabularies/{name}", tags=["vocabularies"], summary="Register a vocabulary",
-        responses={
-            200: {"model": schema.VocabularyInfo}, 201: {"model": schema.VocabularyInfo}, 409: _ERRORS[422],
-            **{status: _ERRORS[status] for status in (400, 401, 413, 422, 503)},
-        },
+        **one,
+        summary="Register a vocabulary",
+        responses=_answers(400, 401, 409, 413, 422, 503, ok=schema.VocabularyInfo, created=schema.VocabularyInfo),
         openapi_extra={"requestBody": _body(schema.VocabularyRequest, text=True)},
-    )  # fmt: skip
+    )
     async def put_vocabulary(name: str, request: Request) -> Response:
         """Encoded at once, so that later requests naming it are quick. Kept until the server stops."""
         with service.admitted() as charge:
             body = await limits.read_body(request, service.settings, charge)
-            if limits.content_type(request) == "text/plain":
-                labels = assets.parse_labels(body.decode("utf-8", "replace").splitlines())
-            else:
-                labels = schema.parse(schema.VocabularyRequest, limits.read_json(body)).labels
+            kind = limits.content_type(request)
+            labels = await asyncio.to_thread(schema.parse_vocabulary, kind, body, service.settings)
             new = await service.register(name, labels)
         return JSONResponse(describe(name), 201 if new else 200)
 
-    @app.delete(
-        "/v1/vocabularies/{name}", tags=["vocabularies"], summary="Forget a vocabulary", status_code=204,
-        responses={404: {"model": schema.ErrorResponse}, 409: {"model": schema.ErrorResponse}, 401: _ERRORS[401]},
-    )  # fmt: skip
+    @app.delete(**one, summary="Forget a vocabulary", status_code=204, responses=_answers(401, 404, 409))
     async def delete_vocabulary(name: str) -> Response:
         named.delete(name)
         return Response(status_code=204)
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/info", tags=["server"], summary="Model, limits and vocabularies", responses={401: _ERRORS[401]})
+    @app.get("/v1/info", tags=["server"], summary="Model, limits and vocabularies", responses=_answers(401))
     async def info() -> dict[str, Any]:
-        recognizer, default = service.recognizer, service.default_labels()
+        recognizer, named = service.recognizer, service.named
         return {
-            "version": app.version, "model": str(recognizer.name), "device": str(recognizer.device),
-            "calibrated": bool(recognizer.calibrated), "matchers": list(MATCHERS),
+            "version": app.version,
+            "model": str(recognizer.name),
+            "device": str(recognizer.device),
+            "calibrated": bool(recognizer.calibrated),
+            "matchers": list(MATCHERS),
+            "matcher_titles": MATCHERS,
             "matcher": service.matcher,
-            "default_vocabulary": default[0], "own_labels": list(service.own_labels),
-            "vocabularies": [{"name": n, "size": len(service.named.get(n))} for n in service.named.names()],
-            "limits": service.settings.limits(), "formats": limits.FORMATS,
+            "default_vocabulary": service.default_labels()[0],
+            "own_labels": list(service.own_labels),
+            "vocabularies": [{"name": name, "size": len(named.get(name))} for name in named.names()],
+            "limits": service.settings.limits(),
+            "formats": limits.FORMATS,
             "photos": [path.name for path in assets.photo_paths()] if service.settings.page else [],
-        }  # fmt: skip
+        }
 
     @app.get("/healthz", tags=["server"], summary="Is the process alive?")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/readyz", tags=["server"], summary="Can it answer now?", responses={503: _ERRORS[503]})
+    @app.get("/readyz", tags=["server"], summary="Can it answer now?", responses=_answers(503))
     async def readyz() -> dict[str, str]:
         if service.draining:
             raise draining()
         if not service.ready:
-            why = service.failure or "the model is warming up"
-            raise ApiError(503, "not_ready", why, "wait, or read the server's log if it does not change")
+            raise ApiError("not_ready", service.failure or "the model is warming up")
         return {"status": "ready"}
 
     @app.get("/metrics", tags=["server"], summary="Prometheus metrics", response_class=Response)
@@ -188,22 +193,19 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 
 async def _read(
-    request: Request, service: Service, model: type[schema.TagOptions], charge: Callable[[int], None]
+    request: Request, settings: ServeSettings, model: type[schema.TagOptions], charge: Callable[[int], None]
 ) -> tuple[list[Upload], schema.TagOptions]:
     """Images and options of a tagging request, multipart or JSON."""
-    body = await limits.read_body(request, service.settings, charge)
+    body = await limits.read_body(request, settings, charge)
     kind = limits.content_type(request)
     if kind == "multipart/form-data":
-        uploads, fields = await limits.read_form(request.headers, body, service.settings)
-        return uploads, schema.parse(schema.TagOptions, schema.form_fields(fields))
-    if kind == "application/json":
-        data = schema.parse(model, limits.read_json(body))
-        if isinstance(data, schema.BatchRequest):
-            return [Upload(image.image, image.name) for image in data.images], data
-        assert isinstance(data, schema.TagRequest)
-        return [Upload(data.image, data.name)], data
-    raise ApiError(415, "unsupported_body", f"the content type is '{kind[:80]}'",
-                   "send multipart/form-data with a file 'image', or application/json")  # fmt: skip
+        uploads, fields = await limits.read_form(request.headers, body, settings)
+        return uploads, await asyncio.to_thread(schema.parse_form, fields, settings)
+    if kind != "application/json":
+        raise ApiError("unsupported_body", f"the content type is '{kind[:80]}'")
+    data = await asyncio.to_thread(schema.parse_json, model, body, settings)
+    images: list[Any] = data.images if isinstance(data, schema.BatchRequest) else [data]
+    return [Upload(image.image, image.name) for image in images], data
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -225,39 +227,19 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-def _add_errors(app: FastAPI) -> None:
-    def answer(error: ApiError) -> Response:
-        return JSONResponse(error.to_dict(), error.status, error.headers)
-
-    @app.exception_handler(ApiError)
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return answer(error)
-
-    @app.exception_handler(RamatchError)
-    async def ramatch_error(request: Request, error: RamatchError) -> Response:
-        return answer(ApiError(422, "refused_by_model", str(error), "change the request as the message says"))
-
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return answer(ApiError(422, "bad_field", f"'{where}': {first['msg']}", "see /openapi.json"))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        path = f"{request.method} {request.url.path[:120]}"
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        hint = "see /docs for what there is"
-        return answer(ApiError(error.status_code, code, f"{path}: {error.detail}", hint, headers=error.headers))
-
-    @app.exception_handler(ClientGone)
-    async def client_gone(request: Request, error: ClientGone) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
         return Response(status_code=499)  # nobody reads it; the metrics count it
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
+    if isinstance(error, RamatchError):
+        error = ApiError("refused_by_model", str(error))
+    elif isinstance(error, HTTPException):
+        code = "method_not_allowed" if error.status_code == 405 else "not_found"
+        message = f"{request.method} {request.url.path[:120]}: {error.detail}"
+        error = ApiError(code, message, headers=error.headers)
+    elif not isinstance(error, ApiError):
         log.error("unexpected error", exc_info=error)
-        return answer(ApiError(500, "internal", "an unexpected error", "try again; its cause is in the server's log"))
+        error = ApiError("internal", "an unexpected error")
+    return error.response()
 
 
 def _body(model: type[Any], *, files: int = 0, text: bool = False) -> dict[str, Any]:

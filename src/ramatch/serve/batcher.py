@@ -8,43 +8,24 @@ themselves, and the window only matters when the server is idle.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from ramatch.serve.errors import ApiError, draining
+from ramatch.serve.metrics import Metrics
+from ramatch.serve.settings import ServeSettings
 
 T = TypeVar("T")
 
 
-class QueueFull(Exception):
-    """No room for this many images; `retry_after` is a guess in whole seconds."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__("queue full")
-        self.retry_after = retry_after
-
-
-class Draining(Exception):
-    """The batcher takes no new work."""
-
-
-class DeadlineExceeded(Exception):
-    """The deadline passed before the result was there."""
-
-
-class Observer(Protocol):
-    """Who wants to know what happens (the metrics)."""
-
-    def batch(self, size: int, seconds: float) -> None: ...
-    def waited(self, seconds: float) -> None: ...
-    def dropped(self, reason: str) -> None: ...
-
-
-@dataclass
+@dataclass(eq=False)
 class _Job:
+    key: Hashable
     item: Any
     deadline: float
     future: asyncio.Future
@@ -55,19 +36,12 @@ class MicroBatcher:
     """Calls `run(key, items) -> results` from one thread, with up to `max_batch` items that share a key."""
 
     def __init__(
-        self,
-        run: Callable[[Any, list[Any]], Sequence[Any]],
-        *,
-        max_batch: int = 16,
-        window_s: float = 0.005,
-        queue_size: int = 128,
-        observer: Observer | None = None,
+        self, run: Callable[[Any, list[Any]], Sequence[Any]], settings: ServeSettings, metrics: Metrics
     ) -> None:
-        self.run, self.max_batch, self.window_s, self.queue_size = run, max_batch, window_s, queue_size
-        self.observer = observer
+        self.run, self.metrics, self.queue_size = run, metrics, settings.queue_size
+        self.max_batch, self.window_s = settings.max_batch, settings.window_s
         self.running = 0  # images in the batch that the model works on now
-        self._buckets: OrderedDict[Hashable, deque[_Job]] = OrderedDict()
-        self._waiting = 0
+        self._jobs: list[_Job] = []  # waiting, oldest first
         self._news = asyncio.Event()
         self._closing = False
         self._seconds_per_image = 0.05  # smoothed; only used to suggest Retry-After
@@ -77,12 +51,15 @@ class MicroBatcher:
     @property
     def waiting(self) -> int:
         """Images queued and not yet handed to the model."""
-        return self._waiting
+        return len(self._jobs)
 
-    def retry_after(self) -> int:
-        """Whole seconds after which the present queue should be done."""
-        seconds = (self._waiting + self.running) * self._seconds_per_image
-        return max(1, min(60, math.ceil(seconds)))
+    def full(self) -> ApiError:
+        """The refusal of a request there is no room for, with a guess of when the present queue will be done."""
+        self.metrics.dropped("overload")
+        seconds = (self.waiting + self.running) * self._seconds_per_image
+        after = str(max(1, min(60, math.ceil(seconds))))
+        hint = f"try again in {after} s, or send fewer requests at a time"
+        return ApiError("overloaded", "the queue is full", hint=hint, headers={"Retry-After": after})
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._serve(), name="ramatch-batcher")
@@ -98,36 +75,31 @@ class MicroBatcher:
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function in the model's thread, between batches."""
         if self._closing:
-            raise Draining
+            raise draining()
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def check_room(self, images: int = 1) -> None:
         if self._closing:
-            raise Draining
-        if self._waiting + images > self.queue_size:
-            raise QueueFull(self.retry_after())
-
-    async def submit(self, key: Hashable, item: Any, deadline: float) -> Any:
-        """Result for one item; `deadline` is on time.monotonic's clock. Cancelling the caller drops the item."""
-        return (await self.submit_many(key, [item], deadline))[0]
+            raise draining()
+        if self.waiting + images > self.queue_size:
+            raise self.full()
 
     async def submit_many(self, key: Hashable, items: Sequence[Any], deadline: float) -> list[Any]:
-        """Results for several items that enter the queue together or not at all."""
+        """Results for items that enter the queue together or not at all; after `deadline` (on time.monotonic's
+        clock) a TimeoutError. Cancelling the caller drops them."""
         self.check_room(len(items))
         loop = asyncio.get_running_loop()
-        jobs = [_Job(item, deadline, loop.create_future()) for item in items]
-        bucket = self._buckets.setdefault(key, deque())
-        bucket.extend(jobs)
-        self._waiting += len(jobs)
+        jobs = [_Job(key, item, deadline, loop.create_future()) for item in items]
+        self._jobs += jobs
         self._news.set()
         gathered = asyncio.gather(*(job.future for job in jobs))
         try:
             return await asyncio.wait_for(gathered, max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError:
-            self._tell("dropped", "deadline")
-            raise DeadlineExceeded from None
+            self.metrics.dropped("deadline")
+            raise
         except asyncio.CancelledError:
-            self._tell("dropped", "cancelled")
+            self.metrics.dropped("cancelled")
             raise
         finally:
             for job in jobs:  # whatever is still queued will be skipped
@@ -137,62 +109,41 @@ class MicroBatcher:
     # the task that forms batches
 
     async def _serve(self) -> None:
-        while True:
-            self._drop_dead()
-            if not self._buckets:
-                if self._closing:
-                    return
+        while self._jobs or not self._closing:
+            if not self._jobs:
                 self._news.clear()
                 await self._news.wait()
-                continue
-            key = min(self._buckets, key=lambda k: self._buckets[k][0].queued)  # oldest first: nobody starves
-            await self._wait_for_company(key)
-            jobs = self._take(key)
-            if jobs:
-                await self._run(key, jobs)
+            elif batch := await self._batch():
+                await self._run(batch)
 
-    async def _wait_for_company(self, key: Hashable) -> None:
-        """Until the bucket is full, its oldest job has waited `window_s`, or the bucket is gone."""
-        until = self._buckets[key][0].queued + self.window_s
-        while (bucket := self._buckets.get(key)) and len(bucket) < self.max_batch and not self._closing:
-            left = until - time.monotonic()
-            if left <= 0:
-                return
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), left)
-            except asyncio.TimeoutError:
-                return
+    async def _batch(self) -> list[_Job]:
+        """The oldest job (nobody starves) and those that share its key, once they are `max_batch` or it has waited
+        `window_s` for them."""
+        first = self._jobs[0]
+        while True:
             self._drop_dead()
-
-    def _take(self, key: Hashable) -> list[_Job]:
-        self._drop_dead()
-        bucket = self._buckets.get(key, deque())
-        jobs = [bucket.popleft() for _ in range(min(self.max_batch, len(bucket)))]
-        self._waiting -= len(jobs)
-        if not bucket:
-            self._buckets.pop(key, None)
-        return jobs
+            batch = [job for job in self._jobs if job.key == first.key][: self.max_batch]
+            left = first.queued + self.window_s - time.monotonic()
+            if not batch or len(batch) == self.max_batch or left <= 0 or self._closing:
+                self._jobs = [job for job in self._jobs if job not in batch]
+                return batch
+            self._news.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
 
     def _drop_dead(self) -> None:
         """Forget jobs whose caller has gone or whose deadline has passed; the caller sees to its own answer."""
         now = time.monotonic()
-        for key in list(self._buckets):
-            alive = deque(job for job in self._buckets[key] if not job.future.done() and job.deadline > now)
-            self._waiting -= len(self._buckets[key]) - len(alive)
-            if alive:
-                self._buckets[key] = alive
-            else:
-                del self._buckets[key]
+        self._jobs = [job for job in self._jobs if not job.future.done() and job.deadline > now]
 
-    async def _run(self, key: Hashable, jobs: list[_Job]) -> None:
+    async def _run(self, jobs: list[_Job]) -> None:
         start = time.monotonic()
         for job in jobs:
-            self._tell("waited", start - job.queued)
+            self.metrics.waited(start - job.queued)
         self.running = len(jobs)
         loop = asyncio.get_running_loop()
         try:
-            results = await loop.run_in_executor(self._thread, self.run, key, [job.item for job in jobs])
+            results = await loop.run_in_executor(self._thread, self.run, jobs[0].key, [job.item for job in jobs])
             if len(results) != len(jobs):
                 raise RuntimeError(f"the model gave {len(results)} results for {len(jobs)} images")
         except Exception as error:  # a bad batch fails its callers, never the server
@@ -204,11 +155,7 @@ class MicroBatcher:
             self.running = 0
             seconds = time.monotonic() - start
             self._seconds_per_image += 0.2 * (seconds / len(jobs) - self._seconds_per_image)
-            self._tell("batch", len(jobs), seconds)
+            self.metrics.batch(len(jobs), seconds)
         for job, result in zip(jobs, results, strict=True):
             if not job.future.done():
                 job.future.set_result(result)
-
-    def _tell(self, event: str, *values: Any) -> None:
-        if self.observer is not None:
-            getattr(self.observer, event)(*values)

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramatch.serve.errors import ApiError
@@ -56,8 +54,7 @@ class Guard:
             if refusal is None:
                 await self.app(scope, receive, answer)
             else:
-                response = JSONResponse(refusal.to_dict(), refusal.status, refusal.headers)
-                await response(scope, receive, answer)
+                await refusal.response()(scope, receive, answer)
         finally:
             # Only known routes become label values: strangers must not be able to invent series.
             route = getattr(scope.get("route"), "path", "other")
@@ -67,26 +64,17 @@ class Guard:
     def check(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = _host_name(headers.get("host", ""))
-        if not _allowed(host, self.settings.allowed_hosts):
-            return ApiError(
-                421, "unknown_host", f"this server does not answer for the host '{host[:80]}'",
-                "use the address it printed when it started, or start it with this name as an allowed host",
-            )  # fmt: skip
+        if not {"*", host} & set(self.settings.allowed_hosts):
+            return ApiError("unknown_host", f"this server does not answer for the host '{host[:80]}'")
         origin = headers.get("origin")
         if origin and scope["method"] not in ("GET", "HEAD", "OPTIONS") and not self._same(origin, headers):
-            return ApiError(
-                403, "foreign_origin", f"pages of '{origin[:80]}' may not use this server",
-                "start it with this origin among its CORS origins if they should",
-            )  # fmt: skip
+            return ApiError("foreign_origin", f"pages of '{origin[:80]}' may not use this server")
         key = self.settings.api_key
         if key and scope["path"].startswith(_PROTECTED) and scope["method"] != "OPTIONS":
             given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), key.encode()):
-                return ApiError(
-                    401, "bad_api_key", "the API key is missing or wrong",
-                    "send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )  # fmt: skip
+                asks = {"WWW-Authenticate": "Bearer"}
+                return ApiError("bad_api_key", "the API key is missing or wrong", headers=asks)
         return None
 
     def _same(self, origin: str, headers: Headers) -> bool:
@@ -101,7 +89,3 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _allowed(host: str, hosts: Iterable[str]) -> bool:
-    return any(name in ("*", host) for name in hosts)

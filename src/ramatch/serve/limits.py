@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from PIL import Image
 from starlette.datastructures import Headers, UploadFile
@@ -51,15 +49,12 @@ class ClientGone(Exception):
 async def read_body(request: Request, settings: ServeSettings, charge: Callable[[int], None]) -> bytes:
     """The body, refused as soon as it is known to be too large, too slow or gone; `charge` hears of each chunk and may
     refuse it."""
-    cap = settings.max_body_bytes
-    too_large = ApiError(
-        413, "body_too_large", f"the request is larger than {cap:,} bytes", "send a smaller or more compressed image",
-        headers={"Connection": "close"},
-    )  # fmt: skip
+    cap, close = settings.max_body_bytes, {"Connection": "close"}
+    too_large = ApiError("body_too_large", f"the request is larger than {cap:,} bytes", headers=close)
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal():
-        raise ApiError(400, "bad_length", "Content-Length is not a number", "leave it to your HTTP library")
-    if int(declared) > cap:
+        raise ApiError("bad_length", "Content-Length is not a number")
+    if len(declared) > 15 or int(declared) > cap:
         raise too_large
 
     async def read() -> bytes:
@@ -74,27 +69,14 @@ async def read_body(request: Request, settings: ServeSettings, charge: Callable[
     try:
         return await asyncio.wait_for(read(), settings.deadline_s)
     except asyncio.TimeoutError:
-        raise ApiError(
-            408, "upload_too_slow", f"the body did not arrive within {settings.deadline_s:g} s",
-            "send a smaller image or use a faster connection", headers={"Connection": "close"},
-        ) from None  # fmt: skip
+        slow = f"the body did not arrive within {settings.deadline_s:g} s"
+        raise ApiError("upload_too_slow", slow, headers=close) from None
     except ClientDisconnect:
         raise ClientGone from None
 
 
 def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
-
-
-def read_json(body: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, "bad_json", f"the body is not JSON: {str(error)[:120]}",
-                       "send one JSON object, encoded as UTF-8") from None  # fmt: skip
-    if not isinstance(data, dict):
-        raise ApiError(400, "bad_json", "the body is JSON but not an object", 'send {"image": "...", ...}')
-    return data
 
 
 async def read_form(
@@ -105,16 +87,13 @@ async def read_form(
     async def stream():  # type: ignore[no-untyped-def]
         yield body
 
-    parser = MultiPartParser(
-        headers, stream(), max_files=settings.max_images, max_fields=settings.max_labels + 16,
-        max_part_size=settings.max_body_bytes,
-    )  # fmt: skip
+    limits = {"max_files": settings.max_images, "max_fields": settings.max_labels + 16}
+    parser = MultiPartParser(headers, stream(), **limits, max_part_size=settings.max_body_bytes)
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         message = getattr(error, "message", str(error))[:120]
-        raise ApiError(400, "bad_form", f"the multipart body cannot be read: {message}",
-                       "send the image as the file field 'image'; let your HTTP library build the form") from None  # fmt: skip
+        raise ApiError("bad_form", f"the multipart body cannot be read: {message}") from None
     uploads: list[Upload] = []
     fields: dict[str, list[str]] = {}
     try:
@@ -124,8 +103,8 @@ async def read_form(
             elif key in ("image", "images", "file", "files"):
                 uploads.append(Upload(await value.read(), (value.filename or "")[:255] or None))
             else:
-                raise ApiError(422, "bad_field", f"'{key[:80]}' is not a field for a file",
-                               "send images as 'image'; read a labels file yourself and send 'labels'")  # fmt: skip
+                hint = "send images as 'image'; read a labels file yourself and send 'labels'"
+                raise ApiError("bad_field", f"'{key[:80]}' is not a field for a file", hint=hint)
     finally:
         await form.close()
     return uploads, fields
@@ -137,16 +116,15 @@ def decode(upload: Upload, settings: ServeSettings) -> Picture:
     if isinstance(content, str):
         content = _from_base64(content)
     if not content:
-        raise ApiError(400, "empty_image", "the image is empty", "send the bytes of an image file")
+        raise ApiError("empty_image", "the image is empty")
     if not _MAGIC.match(content):
-        raise ApiError(415, "unsupported_format", f"the image is not {FORMATS}", "convert it to JPEG or PNG")
+        raise ApiError("unsupported_format", f"the image is not {FORMATS}")
     try:
         image = load_image(content, max_pixels=settings.max_pixels, name=upload.name or "image")
     except ImageTooLargeError as error:
-        raise ApiError(413, "too_many_pixels", error.reason, "send a smaller version of the image") from None
+        raise ApiError("too_many_pixels", error.reason) from None
     except ImageError as error:
-        raise ApiError(400, "unreadable_image", f"the image cannot be decoded: {error.reason[:160]}",
-                       "check that the file opens elsewhere, or save it again as JPEG or PNG") from None  # fmt: skip
+        raise ApiError("unreadable_image", f"the image cannot be decoded: {error.reason[:160]}") from None
     size = image.size
     if max(size) > _KEEP_SIDE:
         image.thumbnail((_KEEP_SIDE, _KEEP_SIDE), Image.Resampling.BICUBIC)
@@ -155,12 +133,10 @@ def decode(upload: Upload, settings: ServeSettings) -> Picture:
 
 def _from_base64(text: str) -> bytes:
     if re.match(r"\s*(https?|ftp|file)://", text[:32], re.IGNORECASE):
-        raise ApiError(422, "no_url_fetching", "this server does not fetch URLs",
-                       "send the image itself: a multipart file or base64 in 'image'")  # fmt: skip
+        raise ApiError("no_url_fetching", "this server does not fetch URLs")
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n\v\f"), validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError(400, "bad_base64", "'image' is not base64",
-                       "encode the bytes of the image file with standard base64") from None  # fmt: skip
+        raise ApiError("bad_base64", "'image' is not base64") from None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramatch.errors import RamatchError, require
 from ramatch.serve.settings import LOOPBACK_HOSTS, ServeSettings
+
+if TYPE_CHECKING:
+    from ramatch.recognizer import Recognizer
 
 
 def serve(
@@ -17,22 +20,18 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     settings: ServeSettings | None = None,
-    device: str | None = None,
-    dtype: Any = None,
-    label_features: Any = None,
-    backbone: str | None = None,
     recognizer: Any = None,
     drain_s: float = 30.0,
-    log_level: str = "warning",
     announce: Callable[[str], None] | None = None,
+    **load: Any,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C, then finish the requests at hand (for at most `drain_s`).
 
     `port=0` takes a free port; `announce` gets the lines about where to find the server (default: stderr).
-    `recognizer` takes the place of `model` when one is loaded already.
+    `load`: device, dtype, label_features, backbone as of `Recognizer.from_pretrained`; `recognizer` takes the place of
+    `model` when one is loaded already.
     """
-    uvicorn = require("uvicorn", extra="serve")
-    for module in ("fastapi", "python_multipart", "prometheus_client"):
+    for module in ("uvicorn", "fastapi", "python_multipart", "prometheus_client"):
         require(module, extra="serve")
     from ramatch.serve.app import create_app
 
@@ -40,35 +39,40 @@ def serve(
     settings = _for_host(settings or ServeSettings(), host)
     listener = _listen(host, port)
     try:
-        if recognizer is None:
-            from ramatch.recognizer import Recognizer
-
-            recognizer = Recognizer.from_pretrained(
-                model, device=device, dtype=dtype, label_features=label_features, backbone=backbone
-            )
-            own = recognizer.ram.backbone
-            if own.text is None and own.given_labels:  # it knows these labels and no others
-                recognizer.set_vocabulary(list(own.given_labels))
-        app = create_app(recognizer, settings)
-        config = uvicorn.Config(
-            app, log_level=log_level, timeout_graceful_shutdown=max(1, round(drain_s)), server_header=False,
-            h11_max_incomplete_event_size=64 * 1024, backlog=2048,
-        )  # fmt: skip
-        service = app.state.service
-
-        class Server(uvicorn.Server):  # type: ignore[name-defined, misc]
-            def handle_exit(self, sig: int, frame: Any) -> None:
-                service.draining = True  # /readyz and new requests on open connections hear 503 from now on
-                super().handle_exit(sig, frame)
-
-        address = listener.getsockname()
+        recognizer = recognizer or _load(model, **load)
+        server = _server(create_app(recognizer, settings), drain_s)
         shown = f"[{host}]" if ":" in host else host
-        say(f"ramatch: {recognizer.name} on {recognizer.device}, http://{shown}:{address[1]}/")
+        say(f"ramatch: {recognizer.name} on {recognizer.device}, http://{shown}:{listener.getsockname()[1]}/")
         if host not in LOOPBACK_HOSTS and not settings.api_key:
             say("ramatch: anyone who can reach this machine can use this server; set an API key to change that")
-        Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         listener.close()
+
+
+def _load(model: str, **options: Any) -> Recognizer:
+    from ramatch.recognizer import Recognizer
+
+    recognizer = Recognizer.from_pretrained(model, **options)
+    own = recognizer.ram.backbone
+    if own.text is None and own.given_labels:  # it knows these labels and no others
+        recognizer.set_vocabulary(list(own.given_labels))
+    return recognizer
+
+
+def _server(app: Any, drain_s: float) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            app.state.service.draining = True  # /readyz and new requests on open connections hear 503 from now on
+            super().handle_exit(sig, frame)
+
+    limits: dict[str, Any] = {
+        "timeout_graceful_shutdown": max(1, round(drain_s)),
+        "h11_max_incomplete_event_size": 64 * 1024,
+    }
+    return Server(uvicorn.Config(app, log_level="warning", server_header=False, backlog=2048, **limits))
 
 
 def _for_host(settings: ServeSettings, host: str) -> ServeSettings:
@@ -79,15 +83,20 @@ def _for_host(settings: ServeSettings, host: str) -> ServeSettings:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # some systems would take it modulo 65536
+        raise RamatchError(f"there is no port {port}: choose one from 1 to 65535, or 0 for a free one")
     try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(info[0], socket.SOCK_STREAM)
+        # Named as TCP, because asyncio sets TCP_NODELAY only on connections that say so; without it a client that keeps
+        # its connection waits 40 ms for the end of every answer.
+        found = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, address = found[0]
+        listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(info[4])
+        listener.bind(address)
         listener.listen(2048)  # so that clients which come while the model loads wait instead of failing
         return listener
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise RamatchError(
             f"cannot listen on {host}:{port} ({reason}); choose another with --port, or --port 0 for a free one"
         ) from None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ramatch.assets import parse_labels
+from ramatch.config import MATCHERS
 from ramatch.serve.errors import ApiError
 from ramatch.serve.settings import ServeSettings
 
 M = TypeVar("M", bound=BaseModel)
+_DAY_MS = 86_400_000
 
 
 class _Request(BaseModel):
@@ -29,30 +32,27 @@ class TagOptions(_Request):
     )
     threshold: float | None = Field(None, ge=0, le=1, description="Only labels with at least this probability")
     maps: bool = Field(False, description="Add each label's region map, rows of values in [0, 1]")
-    matcher: Literal["kcot", "ot", "bipartite", "average", "reweight"] | None = Field(
+    matcher: Literal[tuple(MATCHERS)] | None = Field(  # type: ignore[valid-type]
         None, description="How regions are matched with labels; the model's own when absent"
     )
-    deadline_ms: int | None = Field(None, ge=1, description="Give up after this many milliseconds")
+    deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS, description="Give up after this many milliseconds")
 
 
-class TagRequest(TagOptions):
-    """One image, as JSON."""
+class ImageRequest(_Request):
+    """One image."""
 
     image: str = Field(description="The image file, base64 (a data: URI is fine). URLs are not fetched")
     name: str | None = Field(None, max_length=255, description="File name, only echoed back")
 
 
-class BatchImage(_Request):
-    """One image of a batch."""
-
-    image: str = Field(description="The image file, base64")
-    name: str | None = Field(None, max_length=255)
+class TagRequest(TagOptions, ImageRequest):
+    """One image with its options, as JSON."""
 
 
 class BatchRequest(TagOptions):
     """Several images with the same options, as JSON."""
 
-    images: list[BatchImage] = Field(min_length=1)
+    images: list[ImageRequest] = Field(min_length=1)
 
 
 class VocabularyRequest(_Request):
@@ -122,30 +122,58 @@ class BatchResponse(BaseModel):
     results: list[TagResponse | ErrorResponse]
 
 
+def parse_json(model: type[M], body: bytes, settings: ServeSettings) -> M:
+    """The body as `model`, or an ApiError that names the first wrong field. Runs in a thread: bodies may be large."""
+    _check_parts(body.count(b","), settings)
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError("bad_json", f"the body is not JSON: {str(error)[:120]}") from None
+    if not isinstance(data, dict):
+        raise ApiError("bad_json", "the body is JSON but not an object", hint='send {"image": "...", ...}')
+    # Long lists are refused by their length: pydantic would write an error for each wrong element.
+    lengths = {name: len(value) if isinstance(value := data.get(name), list) else 0 for name in ("labels", "images")}
+    if lengths["labels"] > 4 * settings.max_labels:
+        raise _too_many(lengths["labels"], settings)
+    if lengths["images"] > settings.max_images:
+        raise image_count(lengths["images"], settings)
+    return parse(model, data)
+
+
+def parse_form(fields: Mapping[str, list[str]], settings: ServeSettings) -> TagOptions:
+    """Form fields as the JSON they stand for: empty ones dropped, labels split. Runs in a thread."""
+    data: dict[str, Any] = {}
+    for key, values in fields.items():
+        values = [value for value in values if value.strip()]
+        if key == "labels" and values:
+            _check_parts(sum(value.count(mark) for value in values for mark in ",\n\r"), settings)
+            data[key] = [label for value in values for label in split_labels(value)]
+        elif values:
+            data[key] = values[-1].strip()
+    return parse(TagOptions, data)
+
+
+def parse_vocabulary(kind: str, body: bytes, settings: ServeSettings) -> list[str]:
+    """The labels of a vocabulary, as text (one per line) or JSON. Runs in a thread."""
+    if kind != "text/plain":
+        return parse_json(VocabularyRequest, body, settings).labels
+    _check_parts(body.count(b"\n") + body.count(b"\r"), settings)
+    lines = body.decode("utf-8", "replace").splitlines()
+    _check_lengths(lines, settings, 10)
+    return parse_labels(lines)
+
+
 def parse(model: type[M], data: Any) -> M:
     """Check `data`, or raise an ApiError that names the first wrong field."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         if where.split(".")[-1].lower() in {"url", "image_url", "uri"}:
-            raise ApiError(422, "no_url_fetching", "this server does not fetch URLs",
-                           "send the image itself: a multipart file or base64 in 'image'") from None  # fmt: skip
-        fields = ", ".join(model.model_fields)
-        raise ApiError(422, "bad_field", f"'{where[:80]}': {first['msg']}", f"the fields are: {fields}") from None
-
-
-def form_fields(fields: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Form fields as the JSON they stand for: empty ones dropped, labels split."""
-    data: dict[str, Any] = {}
-    for key, values in fields.items():
-        values = [value for value in values if value.strip()]
-        if key == "labels" and values:
-            data[key] = [label for value in values for label in split_labels(value)]
-        elif values:
-            data[key] = values[-1].strip()
-    return data
+            raise ApiError("no_url_fetching", "this server does not fetch URLs") from None
+        fields = f"the fields are: {', '.join(model.model_fields)}"
+        raise ApiError("bad_field", f"'{where[:80]}': {first['msg']}", hint=fields) from None
 
 
 def split_labels(text: str) -> list[str]:
@@ -156,8 +184,8 @@ def split_labels(text: str) -> list[str]:
         except (ValueError, RecursionError):
             labels = None
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ApiError(422, "bad_field", "'labels' begins like a JSON array but is not an array of strings",
-                           'send ["cat", "dog"], or: cat, dog')  # fmt: skip
+            wrong = "'labels' begins like a JSON array but is not an array of strings"
+            raise ApiError("bad_field", wrong, hint='send ["cat", "dog"], or: cat, dog')
         return labels
     return re.split(r"[,\n\r]+", text)
 
@@ -166,24 +194,39 @@ def check_labels(labels: list[str], settings: ServeSettings) -> tuple[str, ...]:
     """Labels without surplus spaces, empties and repeats, within the limits."""
     if len(labels) > 4 * settings.max_labels:  # don't tidy a list that can only be refused
         raise _too_many(len(labels), settings)
-    tidy: dict[str, None] = {}
-    for label in labels:
-        label = " ".join(label.split())
-        if len(label) > settings.max_label_chars:
-            raise ApiError(422, "label_too_long", f"the label '{label[:40]}…' has {len(label)} characters",
-                           f"use at most {settings.max_label_chars} characters a label")  # fmt: skip
+    _check_lengths(labels, settings, 10)  # likewise: a long one would fall into millions of words
+    tidy = dict.fromkeys(" ".join(label.split()) for label in labels)
+    tidy.pop("", None)
+    for label in tidy:
         if not label.isprintable():
-            raise ApiError(422, "bad_label", f"the label {label[:40]!a} has characters that cannot be printed",
-                           "send plain text")  # fmt: skip
-        if label:
-            tidy.setdefault(label)
+            raise ApiError("bad_label", f"the label {label[:40]!a} has characters that cannot be printed")
+    _check_lengths(tidy, settings)
     if not tidy:
-        raise ApiError(422, "no_labels", "'labels' holds no label", "send at least one, or name a vocabulary")
+        raise ApiError("no_labels", "'labels' holds no label")
     if len(tidy) > settings.max_labels:
         raise _too_many(len(tidy), settings)
     return tuple(tidy)
 
 
+def _check_lengths(labels: Iterable[str], settings: ServeSettings, times: int = 1) -> None:
+    """Refuse labels of more than `times` the characters that a tidy one may have."""
+    for label in labels:
+        if len(label) > times * settings.max_label_chars:
+            hint = f"use at most {settings.max_label_chars} characters a label"
+            raise ApiError("label_too_long", f"the label '{label[:40]}…' has {len(label)} characters", hint=hint)
+
+
+def image_count(count: int, settings: ServeSettings) -> ApiError:
+    hint = f"send 1 to {settings.max_images} as 'image'"
+    return ApiError("image_count", f"{count} images in the request", hint=hint)
+
+
 def _too_many(count: int, settings: ServeSettings) -> ApiError:
-    return ApiError(422, "too_many_labels", f"{count} labels, more than this server's {settings.max_labels}",
-                    "send fewer labels, or start the server with a higher limit")  # fmt: skip
+    return ApiError("too_many_labels", f"{count} labels, more than this server's {settings.max_labels}")
+
+
+def _check_parts(separators: int, settings: ServeSettings) -> None:
+    """Refuse before parsing what has more values than any request may have, even if every label were commas: parsed,
+    each byte of it could take a hundred."""
+    if separators > settings.max_labels * settings.max_label_chars + 1000:
+        raise ApiError("body_too_large", f"the body has about {separators:,} values in it")

@@ -1,4 +1,4 @@
-"""From uploads to answers: decode, batch, predict, render. Knows nothing of routes."""
+"""From uploads to answers: decode, batch, predict, describe. Knows nothing of routes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
 from ramatch.serve import limits
-from ramatch.serve.batcher import DeadlineExceeded, Draining, MicroBatcher, QueueFull
-from ramatch.serve.errors import ApiError, draining, late, overloaded
+from ramatch.serve.batcher import MicroBatcher
+from ramatch.serve.errors import ApiError, draining, late
 from ramatch.serve.limits import Picture, Upload
 from ramatch.serve.metrics import Metrics
 from ramatch.serve.schema import TagOptions, check_labels
 from ramatch.serve.settings import ServeSettings
-from ramatch.serve.vocabularies import EncodedVocabularies, Labels, NamedVocabularies
+from ramatch.serve.vocabularies import Labels, NamedVocabularies
+
+if TYPE_CHECKING:
+    from ramatch.prediction import Prediction
 
 log = logging.getLogger("ramatch.serve")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,13 @@ class Service:
         # A recognizer that comes with labels of its own (given features, say) answers for these by default.
         self.own_labels: Labels = tuple(getattr(recognizer, "labels", None) or ())
         self.matcher: str = _own_matcher(recognizer)
-        self.encoded = EncodedVocabularies(self._encode, settings.cached_vocabularies)
-        self.batcher = MicroBatcher(
-            self._predict, max_batch=settings.max_batch, window_s=settings.window_s,
-            queue_size=settings.queue_size, observer=self.metrics,
-        )  # fmt: skip
+        # Called from the model's thread only, so a vocabulary that many requests ask for at once is encoded once.
+        self.encoded = lru_cache(settings.cached_vocabularies)(
+            lambda labels: recognizer.encode_vocabulary(list(labels))
+        )
+        self.batcher = MicroBatcher(self._predict, settings, self.metrics)
+        # Equal labels become one tuple, so that the batcher compares the keys of its jobs by identity.
+        self._same = lru_cache(settings.cached_vocabularies)(lambda labels: labels)
         self.active = 0  # requests admitted and not yet answered
         self.buffered = 0  # bytes of their bodies
         self.ready = False
@@ -59,9 +66,9 @@ class Service:
         watch("ramatch_queue_images", "Images waiting", lambda: self.batcher.waiting)
         watch("ramatch_running_images", "Images in the model now", lambda: self.batcher.running)
         watch("ramatch_ready", "1 when the model has answered once", lambda: float(self.ready))
-        watch("ramatch_vocabularies_cached", "Encoded vocabularies kept", lambda: len(self.encoded))
-        watch("ramatch_vocabulary_hits", "Vocabularies found encoded", lambda: self.encoded.hits)
-        watch("ramatch_vocabulary_misses", "Vocabularies encoded", lambda: self.encoded.misses)
+        watch("ramatch_vocabularies_cached", "Encoded vocabularies kept", lambda: self.encoded.cache_info().currsize)
+        watch("ramatch_vocabulary_hits", "Vocabularies found encoded", lambda: self.encoded.cache_info().hits)
+        watch("ramatch_vocabulary_misses", "Vocabularies encoded", lambda: self.encoded.cache_info().misses)
 
     # life
 
@@ -70,7 +77,7 @@ class Service:
         try:
             key = BatchKey(self.default_labels()[1], None, False)
             await self.batcher.call(self._predict, key, [Picture(Image.new("RGB", (64, 64)), None, (64, 64))])
-        except Draining:
+        except ApiError:  # asked to stop before it has begun
             pass
         except Exception as error:  # the server stays up to say so
             log.error("the model failed on its first image", exc_info=error)
@@ -90,9 +97,9 @@ class Service:
     def resolve(self, options: TagOptions) -> tuple[str | None, Labels]:
         """Name and labels that a request asks for."""
         if options.labels is not None and options.vocabulary is not None:
-            raise ApiError(422, "labels_and_vocabulary", "both 'labels' and 'vocabulary' are given", "send one of them")
+            raise ApiError("labels_and_vocabulary", "both 'labels' and 'vocabulary' are given")
         if options.labels is not None:
-            return None, check_labels(options.labels, self.settings)
+            return None, self._same(check_labels(options.labels, self.settings))
         if options.vocabulary is not None:
             return options.vocabulary, self.named.get(options.vocabulary)
         return self.default_labels()
@@ -120,25 +127,19 @@ class Service:
         def charge(count: int) -> None:
             nonlocal held
             if self.buffered + count > self.settings.max_buffered_bytes:
-                raise QueueFull(self.batcher.retry_after())
+                raise self.batcher.full()
             self.buffered += count
             held += count
 
+        self.batcher.check_room()
+        if self.active >= self.settings.queue_size + self.settings.max_batch:
+            raise self.batcher.full()
+        self.active += 1
         try:
-            self.batcher.check_room()
-            if self.active >= self.settings.queue_size + self.settings.max_batch:
-                raise QueueFull(self.batcher.retry_after())
-            self.active += 1
-            try:
-                yield charge
-            finally:
-                self.active -= 1
-                self.buffered -= held
-        except QueueFull as error:
-            self.metrics.dropped("overload")
-            raise overloaded(error.retry_after) from None
-        except Draining:
-            raise draining() from None
+            yield charge
+        finally:
+            self.active -= 1
+            self.buffered -= held
 
     async def tag(
         self, uploads: Sequence[Upload], options: TagOptions, start: float
@@ -146,76 +147,63 @@ class Service:
         """One answer or error for each image (within `admitted`); `start` is when the request came (time.monotonic)."""
         name, labels = self.resolve(options)
         seconds = min(self.settings.deadline_s, (options.deadline_ms or 1e9) / 1000)
-        loop = asyncio.get_running_loop()
         try:
             self.batcher.check_room(len(uploads))  # before work is spent on decoding
-            pictures = await asyncio.wait_for(
-                asyncio.gather(
-                    *(loop.run_in_executor(self._decoders, limits.decode, u, self.settings) for u in uploads),
-                    return_exceptions=True,
-                ),
-                max(0.0, start + seconds - time.monotonic()),
-            )
-            for picture in pictures:
-                if isinstance(picture, BaseException) and not isinstance(picture, ApiError):
-                    raise picture
+            decoding = asyncio.gather(*(self._in_thread(self._decode, upload) for upload in uploads))
+            pictures = await asyncio.wait_for(decoding, max(0.0, start + seconds - time.monotonic()))
             good = [picture for picture in pictures if isinstance(picture, Picture)]
             key = BatchKey(labels, options.matcher, options.maps)
             predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
-        except (DeadlineExceeded, asyncio.TimeoutError):
+        except asyncio.TimeoutError:
             raise late(seconds) from None
-        rendered = iter(await loop.run_in_executor(self._decoders, self._render_all, predictions, good, options, name))
+        pairs = list(zip(predictions, good, strict=True))
+        described = iter(await self._in_thread(lambda: [self._describe(*pair, options, name) for pair in pairs]))
         took = round((time.monotonic() - start) * 1000, 1)
-        answers: list[dict[str, Any] | ApiError] = []
-        for picture in pictures:
-            answers.append(picture if isinstance(picture, ApiError) else {**next(rendered), "took_ms": took})
-        return answers
+        return [p if isinstance(p, ApiError) else {**next(described), "took_ms": took} for p in pictures]
 
-    # in the model's thread
+    def _in_thread(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._decoders, function, *args)
 
-    def _encode(self, labels: Labels) -> Any:
-        return self.recognizer.encode_vocabulary(list(labels))
+    def _decode(self, upload: Upload) -> Picture | ApiError:
+        try:
+            return limits.decode(upload, self.settings)
+        except ApiError as error:  # this image's answer; the others of its request are tagged
+            return error
 
-    def _vocabulary(self, labels: Labels) -> Any:
-        return None if labels == self.own_labels else self.encoded.get(labels)  # None: the recognizer's own
-
-    def _predict(self, key: BatchKey, pictures: list[Picture]) -> list[Any]:
-        predictions = self.recognizer.predict(
-            [picture.image for picture in pictures], vocabulary=self._vocabulary(key.labels), matcher=key.matcher,
-            maps=key.maps, batch_size=len(pictures),
-        )  # fmt: skip
-        self.ready = True
-        return predictions
-
-    # answers
-
-    def _render_all(
-        self, predictions: Sequence[Any], pictures: Sequence[Picture], options: TagOptions, name: str | None
-    ) -> list[dict[str, Any]]:
-        return [self._render(p, q, options, name) for p, q in zip(predictions, pictures, strict=True)]
-
-    def _render(self, prediction: Any, picture: Picture, options: TagOptions, name: str | None) -> dict[str, Any]:
+    def _describe(
+        self, prediction: Prediction, picture: Picture, options: TagOptions, name: str | None
+    ) -> dict[str, Any]:
+        """`Prediction.to_dict` and what only the request knows."""
         count = options.top or (10 if options.threshold is None else len(prediction.labels))
-        entries: list[dict[str, Any]] = []
-        for tag in prediction.top(min(count, len(prediction.labels))):
+        prediction = replace(prediction, source=picture.name, size=picture.size)
+        answer = prediction.to_dict(top=count)
+        if options.maps:
+            with_maps = prediction.to_dict(top=min(count, self.settings.max_maps), maps=True)["labels"]
+            answer["labels"][: len(with_maps)] = with_maps
+        if options.threshold is not None:
             # Compared as it is shown, so that a probability sent back as the threshold keeps its label.
-            probability = round(float(tag.probability), 6)
-            if options.threshold is not None and probability < options.threshold:
-                continue
-            entry = {"label": tag.label, "probability": probability, "score": round(float(tag.score), 6)}
-            if options.maps and len(entries) < self.settings.max_maps:
-                entry["map"] = prediction.heatmap(tag.label).astype(float).round(3).tolist()
-            entries.append(entry)
-        width, height = picture.size
+            answer["labels"] = [tag for tag in answer["labels"] if tag["probability"] >= options.threshold]
+        image = {"name": answer["image"], "width": answer.pop("width"), "height": answer.pop("height")}
         return {
-            "image": {"name": picture.name, "width": width, "height": height},
-            "labels": entries,
+            **answer,
+            "image": image,
             "grid": list(prediction.grid),
             "vocabulary": {"name": name, "size": len(prediction.labels)},
             "model": str(self.recognizer.name),
             "matcher": options.matcher or self.matcher,
-            "calibrated": bool(prediction.calibrated),
         }
+
+    # in the model's thread
+
+    def _vocabulary(self, labels: Labels) -> Any:
+        return None if labels == self.own_labels else self.encoded(labels)  # None: the recognizer's own
+
+    def _predict(self, key: BatchKey, pictures: list[Picture]) -> list[Prediction]:
+        images, vocabulary = [picture.image for picture in pictures], self._vocabulary(key.labels)
+        options = {"matcher": key.matcher, "maps": key.maps, "batch_size": len(images)}
+        predictions = self.recognizer.predict(images, vocabulary=vocabulary, **options)
+        self.ready = True
+        return predictions
 
 
 def _own_matcher(recognizer: Any) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ramatch.errors import RamatchError
 
-MATCHERS = ("kcot", "ot", "bipartite", "average", "reweight")
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 

@@ -11,8 +11,13 @@ from fastapi.responses import Response
 from ramatch import assets
 
 PAGE = Path(__file__).parent / "page"
-_TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-          ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}  # fmt: skip
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".jpg": "image/jpeg",
+}
 
 
 def add_static(app: FastAPI) -> None:

@@ -15,7 +15,7 @@ from ..data.annotations import Annotations
 from ..data.records import list_splits, read_annotations
 from ..errors import RamatchError
 from ..evaluation.calibration import CalibrationSettings, Calibrator
-from ..evaluation.calibration_report import calibration_table
+from ..evaluation.reliability import calibration_table
 from ..modeling.checkpoints.folder import is_model_folder
 from ..modeling.checkpoints.loading import read_json
 from .assemble import find_data, held_out, read_split

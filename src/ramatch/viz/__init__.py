@@ -2,22 +2,6 @@
 
 from ramatch.viz._sheet import save
 from ramatch.viz.overlay import overlay
-from ramatch.viz.pictures import (
-    compare_matchers,
-    explanation,
-    label_pictures,
-    marginal_picture,
-    plan_picture,
-    save_explanation,
-)
+from ramatch.viz.pictures import compare_matchers, explanation, label_pictures, plan_picture
 
-__all__ = [
-    "compare_matchers",
-    "explanation",
-    "label_pictures",
-    "marginal_picture",
-    "overlay",
-    "plan_picture",
-    "save",
-    "save_explanation",
-]
+__all__ = ["compare_matchers", "explanation", "label_pictures", "overlay", "plan_picture", "save"]

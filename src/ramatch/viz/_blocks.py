@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from PIL import Image
@@ -12,13 +12,18 @@ from PIL import Image
 from ramatch.errors import RamatchError
 from ramatch.viz import _sheet as s
 from ramatch.viz._sheet import Sheet, elide
-from ramatch.viz.overlay import HEAT, overlay
+from ramatch.viz.overlay import overlay
 
 if TYPE_CHECKING:
     from ramatch.prediction import Prediction
 
 GAP = 0.16
 _CAPTION = 0.40
+
+
+class Block(Protocol):
+    def height(self, width: float) -> float: ...
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None: ...
 
 
 def require_plan(prediction: Prediction) -> np.ndarray:
@@ -37,9 +42,14 @@ def positions(prediction: Prediction, labels: Collection[str], what: str = "labe
     return [index[name] for name in labels]
 
 
-def ranking(prediction: Prediction) -> np.ndarray:
+def ranking(prediction: Prediction) -> list[int]:
     """Columns of all labels, best first; ties in the order of the vocabulary."""
-    return np.argsort(-np.asarray(prediction.scores), kind="stable")
+    return np.argsort(-np.asarray(prediction.scores), kind="stable").tolist()
+
+
+def glowing(image: Image.Image, heat: np.ndarray, level: float = 1.0) -> Image.Image:
+    """The image with weights (rows, columns) over it; `level` below 1 lets them glow less."""
+    return overlay(image, heat, vmax=full_heat(heat) / level)
 
 
 def full_heat(weights: np.ndarray) -> float:
@@ -52,72 +62,69 @@ def full_heat(weights: np.ndarray) -> float:
 
 @dataclass
 class Photo:
-    """An image with a caption under it."""
+    """An image with a caption and a note under it, and with a `share` a bar of it."""
 
     image: Image.Image
     caption: str
     note: str = ""
+    color: str = s.INK
+    share: float | None = None
 
     def height(self, width: float) -> float:
         return width * self.image.height / self.image.width + _CAPTION
 
     def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        high = self.height(width) - _CAPTION
-        sheet.photo(x, y, width, high, self.image)
-        sheet.text(x, y + high + 0.15, elide(self.caption, width, 9, bold=True), 9, fontweight="bold")
+        below = y + self.height(width) - _CAPTION
+        sheet.photo(x, y, width, below - y, self.image)
+        room = width - s.text_width(self.note, 9) - 0.1
+        caption = elide(self.caption, room, 9, bold=True)
+        sheet.text(x, below + 0.15, caption, 9, fontweight="bold", color=self.color)
         if self.note:
-            sheet.text(x + width, y + high + 0.15, self.note, 8, color=s.MUTED, ha="right")
+            sheet.text(x + width, below + 0.15, self.note, 9, ha="right", color=s.MUTED)
+        if self.share is not None:
+            bar(sheet, x, below + 0.27, width, self.share, s.BLUE if self.color == s.INK else self.color)
 
 
-@dataclass
-class LabelPanel:
+def label_photo(prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None) -> Photo:
     """One label's weights over the image; its name, its probability and a bar of it underneath.
 
-    With `fade` improbable labels glow less: weights always sum to one, also those of a label that is not there.
+    Calibrated, improbable labels glow less: weights always sum to one, also those of a label that is not there. An
+    uncalibrated number says little about presence, so the heat does not follow it.
     """
+    name, probability = prediction.labels[label], float(prediction.probabilities[label])
+    heat = require_plan(prediction)[:, label].reshape(prediction.grid)
+    picture = glowing(image, heat, 0.45 + 0.55 * min(1.0, 2 * probability) if prediction.calibrated else 1.0)
+    return Photo(picture, name, f"{probability:.2f}", verdict(name, truth, s.INK), probability)
 
-    image: Image.Image
-    weights: np.ndarray  # (rows, columns)
-    label: str
-    probability: float
-    right: bool | None = None  # known truth: True present, False absent
-    fade: bool = True
 
-    def height(self, width: float) -> float:
-        return width * self.image.height / self.image.width + _CAPTION
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        high = self.height(width) - _CAPTION
-        level = 0.45 + 0.55 * min(1.0, 2 * self.probability) if self.fade else 1.0
-        sheet.photo(x, y, width, high, overlay(self.image, self.weights, vmax=full_heat(self.weights) / level))
-        number = f"{self.probability:.2f}"
-        room = width - s.text_width(number, 9) - 0.1
-        colour = s.INK if self.right is None else s.GREEN if self.right else s.RED
-        sheet.text(x, y + high + 0.15, elide(self.label, room, 9, bold=True), 9, fontweight="bold", color=colour)
-        sheet.text(x + width, y + high + 0.15, number, 9, ha="right", color=s.INK)
-        bar(sheet, x, y + high + 0.27, width, self.probability, s.BLUE if self.right is None else colour)
+def marginal_photo(prediction: Prediction, image: Image.Image) -> Photo:
+    """The region marginal ũ over the image: where label presence detection sees anything at all."""
+    if prediction.marginal is None:
+        raise RamatchError("this prediction has no region marginal to draw; predict with maps=True or plan=True")
+    heat = np.asarray(prediction.marginal, dtype=np.float64).reshape(prediction.grid)
+    return Photo(glowing(image, heat), "region marginal ũ")
 
 
 @dataclass
 class Grid:
-    """Blocks of one width in rows."""
+    """Photos of one width in rows."""
 
-    blocks: Sequence[Photo | LabelPanel]
+    photos: Sequence[Photo]
     columns: int
 
     def _cell(self, width: float) -> tuple[float, float]:
         wide = (width - GAP * (self.columns - 1)) / self.columns
-        return wide, max(block.height(wide) for block in self.blocks)
+        return wide, max(photo.height(wide) for photo in self.photos)
 
     def height(self, width: float) -> float:
-        rows = -(-len(self.blocks) // self.columns)
+        rows = -(-len(self.photos) // self.columns)
         return rows * self._cell(width)[1] + (rows - 1) * 0.08
 
     def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
         wide, high = self._cell(width)
-        for i, block in enumerate(self.blocks):
+        for i, photo in enumerate(self.photos):
             row, column = divmod(i, self.columns)
-            block.draw(sheet, x + column * (wide + GAP), y + row * (high + 0.08), wide)
+            photo.draw(sheet, x + column * (wide + GAP), y + row * (high + 0.08), wide)
 
 
 @dataclass
@@ -126,39 +133,27 @@ class Ranking:
 
     prediction: Prediction
     top: int
-    truth: frozenset[str] | None = None
+    truth: Collection[str] | None = None
 
     def height(self, width: float) -> float:
         return 0.3 * min(self.top, len(self.prediction.labels))
 
     def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
         name, number = 0.42 * width, 0.45
-        for row, i in enumerate(ranking(self.prediction)[: self.top]):
-            label, p = self.prediction.labels[i], float(self.prediction.probabilities[i])
-            colour = s.BLUE if self.truth is None else s.GREEN if label in self.truth else s.RED
+        for row, tag in enumerate(self.prediction.top(self.top)):
             middle = y + 0.3 * row + 0.15
-            sheet.text(x + name - 0.1, middle, elide(label, name - 0.15, 9.5), 9.5, ha="right")
-            bar(sheet, x + name, middle - 0.07, width - name - number, p, colour, 0.14)
-            sheet.text(x + width, middle, f"{p:.2f}", 9.5, ha="right")
+            sheet.text(x + name - 0.1, middle, elide(tag.label, name - 0.15, 9.5), 9.5, ha="right")
+            color = verdict(tag.label, self.truth, s.BLUE)
+            bar(sheet, x + name, middle - 0.07, width - name - number, tag.probability, color, 0.14)
+            sheet.text(x + width, middle, f"{tag.probability:.2f}", 9.5, ha="right")
 
 
-@dataclass
-class HeatKey:
-    """The colour scale of an overlay, in multiples of the uniform weight."""
-
-    full: float
-
-    def height(self, width: float) -> float:
-        return 0.3
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        axes = sheet.axes(x, y, width, 0.09)
-        axes.imshow(np.arange(256)[None], aspect="auto", cmap=s.colormap(HEAT))
-        sheet.text(x, y + 0.19, "0", 7.5, color=s.MUTED)
-        sheet.text(x + width, y + 0.19, f"{self.full:.3g}× uniform", 7.5, color=s.MUTED, ha="right")
+def verdict(label: str, truth: Collection[str] | None, unknown: str, right: str = s.GREEN, wrong: str = s.RED) -> str:
+    """The color of a label: whether it is among the true ones, if these are known."""
+    return unknown if truth is None else right if label in truth else wrong
 
 
-def bar(sheet: Sheet, x: float, y: float, width: float, share: float, colour: str, height: float = 0.045) -> None:
+def bar(sheet: Sheet, x: float, y: float, width: float, share: float, color: str, height: float = 0.045) -> None:
     """A horizontal bar filled to `share` of its width."""
-    sheet.rectangle(x, y, width, height, facecolor="#eceff4", edgecolor="none")
-    sheet.rectangle(x, y, width * float(np.clip(share, 0, 1)), height, facecolor=colour, edgecolor="none")
+    sheet.rectangle(x, y, width, height, s.PLAIN_CELL)
+    sheet.rectangle(x, y, width * float(np.clip(share, 0, 1)), height, color)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 from PIL import Image
 
+from ramatch.config import MATCHERS
 from ramatch.errors import RamatchError
 from ramatch.viz import _sheet as s
-from ramatch.viz._blocks import full_heat, ranking, require_plan
-from ramatch.viz._matrix import Matrix, Rows, choose_rows, plan_scale
+from ramatch.viz._blocks import glowing, require_plan, verdict
+from ramatch.viz._matrix import Matrix, choose_rows, plan_scale
 from ramatch.viz._sheet import Sheet, elide
-from ramatch.viz.overlay import overlay
 
 if TYPE_CHECKING:
     from ramatch.prediction import Prediction
 
-_TITLES = {"kcot": "KCOT", "ot": "OT", "reweight": "Re-weighting", "average": "Average", "bipartite": "Bipartite"}
 _GAP, _NAMES, _TITLE, _CELL = 0.22, 1.6, 0.32, 0.30
 
 
@@ -26,27 +25,23 @@ _GAP, _NAMES, _TITLE, _CELL = 0.22, 1.6, 0.32, 0.30
 class Comparison:
     """`predictions` by the matcher's name, all of one image and one vocabulary."""
 
-    predictions: dict[str, Prediction]
+    predictions: Mapping[str, Prediction]
     image: Image.Image
-    truth: tuple[str, ...] | None
+    truth: Sequence[str] | None
     top: int = 3
 
     def __post_init__(self) -> None:
-        if not self.predictions:
+        found = list(self.predictions.values())
+        if not found:
             raise RamatchError("no prediction to compare: give one for each matcher")
-        first = next(iter(self.predictions.values()))
         for name, prediction in self.predictions.items():
             require_plan(prediction)
-            if prediction.labels != first.labels or prediction.grid != first.grid:
+            if prediction.labels != found[0].labels or prediction.grid != found[0].grid:
                 raise RamatchError(f"matcher '{name}' was run with other labels or another grid than the first one")
-
-    @property
-    def natural_width(self) -> float:
-        return 0.6 + _NAMES + len(self.predictions) * 3.3
-
-    @property
-    def rows(self) -> Rows:
-        return choose_rows(list(self.predictions.values()), self.truth, self.top, by_score=False)
+        rows, vmax = choose_rows(found, self.truth, self.top, by_score=False), plan_scale(found)
+        strip = any(p.marginal is not None for p in found)
+        self._matrices = [Matrix(p, rows, vmax, names=0.0, bars=0.0, key=False, strip=strip) for p in found]
+        self.natural_width = 0.6 + _NAMES + len(found) * 3.3
 
     def _column(self, width: float) -> float:
         count = len(self.predictions)
@@ -59,44 +54,37 @@ class Comparison:
         shrink = min(1.0, 2.4 / high)
         return wide * shrink, high * shrink
 
-    def _matrices(self) -> list[Matrix]:
-        vmax, rows = plan_scale(list(self.predictions.values())), self.rows
-        strip = any(p.marginal is not None for p in self.predictions.values())
-        return [Matrix(p, rows, vmax, 0.0, 0.0, key=False, strip=strip) for p in self.predictions.values()]
-
-    def _table_height(self) -> float:
-        return 0.25 + self.top * _CELL
+    def _plans(self, width: float) -> float:
+        return _TITLE + self._matrices[0].height(self._column(width)) + 0.12
 
     def height(self, width: float) -> float:
-        plans = max(matrix.height(self._column(width)) for matrix in self._matrices())
-        return _TITLE + plans + 0.12 + max(self._photo(width)[1], self._table_height())
+        return self._plans(width) + max(self._photo(width)[1], 0.25 + self.top * _CELL)
 
     def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        wide, matrices = self._column(width), self._matrices()
-        plans = max(matrix.height(wide) for matrix in matrices)
-        replace(matrices[0], names=_NAMES).draw_names(sheet, x, y + _TITLE)
-        below = y + _TITLE + plans + 0.12
+        wide, below, photo = self._column(width), y + self._plans(width), self._photo(width)
+        replace(self._matrices[0], names=_NAMES).draw_names(sheet, x, y + _TITLE)
         note = "where the marked\nlabels' weights lie,\nand the best labels"
         sheet.text(x + _NAMES - 0.1, below + 0.42, note, 8.5, ha="right", color=s.MUTED)
-        for i, ((name, prediction), matrix) in enumerate(zip(self.predictions.items(), matrices, strict=True)):
-            left = x + _NAMES + i * (wide + _GAP)
-            sheet.text(left + wide / 2, y + 0.13, _TITLES.get(name, name), 11.5, ha="center", fontweight="bold")
+        left = x + _NAMES
+        for name, matrix in zip(self.predictions, self._matrices, strict=True):
+            title = MATCHERS.get(name, name)
+            sheet.text(left + wide / 2, y + 0.13, title, 11.5, ha="center", fontweight="bold")
             matrix.draw(sheet, left, y + _TITLE, wide)
-            photo_wide, photo_high = self._photo(width)
-            heat = require_plan(prediction)[:, sorted(matrix.rows.marked)].mean(1).reshape(prediction.grid)
-            sheet.photo(left, below, photo_wide, photo_high, overlay(self.image, heat, vmax=full_heat(heat)))
-            self._draw_table(sheet, prediction, left + photo_wide + 0.12, below, wide - photo_wide - 0.12)
+            plan = require_plan(matrix.prediction)
+            heat = plan[:, sorted(matrix.rows.marked)].mean(1).reshape(matrix.prediction.grid)
+            sheet.photo(left, below, *photo, glowing(self.image, heat))
+            self._draw_table(sheet, matrix.prediction, left + photo[0] + 0.12, below, wide - photo[0] - 0.12)
+            left += wide + _GAP
 
     def _draw_table(self, sheet: Sheet, prediction: Prediction, x: float, y: float, width: float) -> None:
-        best = ranking(prediction)[: self.top]
+        best = prediction.top(self.top)
         sheet.text(x, y + 0.09, f"top {len(best)}", 8.5, color=s.MUTED)
-        for row, i in enumerate(np.asarray(best)):
-            label, p = prediction.labels[i], float(prediction.probabilities[i])
-            cell = s.PLAIN_CELL if self.truth is None else s.GREEN_CELL if label in self.truth else s.RED_CELL
-            top = y + 0.25 + row * _CELL
-            sheet.rectangle(x, top, width, _CELL - 0.04, facecolor=cell, edgecolor="none")
-            number = f"{p:.2f}"
+        y += 0.25
+        for tag in best:
+            cell = verdict(tag.label, self.truth, s.PLAIN_CELL, s.GREEN_CELL, s.RED_CELL)
+            sheet.rectangle(x, y, width, _CELL - 0.04, cell)
+            number, middle = f"{tag.probability:.2f}", y + (_CELL - 0.04) / 2
             room = width - s.text_width(number, 8.5) - 0.22
-            middle = top + (_CELL - 0.04) / 2
-            sheet.text(x + 0.07, middle, elide(label, room, 8.5), 8.5)
+            sheet.text(x + 0.07, middle, elide(tag.label, room, 8.5), 8.5)
             sheet.text(x + width - 0.07, middle, number, 8.5, ha="right")
+            y += _CELL

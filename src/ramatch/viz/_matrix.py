@@ -56,7 +56,7 @@ def choose_rows(predictions: Sequence[Prediction], truth: Sequence[str] | None, 
     first = predictions[0]
     if not first.labels:
         raise RamatchError("no label to draw: the vocabulary is empty")
-    orders = [ranking(p).tolist() for p in predictions]
+    orders = [ranking(p) for p in predictions]
     marked = positions(first, truth, "true label") if truth is not None else orders[0][:top]
     # Best rank under any prediction, so that what one matcher gets wrong is on the picture of all.
     rank = np.min([np.argsort(order) for order in orders], axis=0)
@@ -108,35 +108,32 @@ class Matrix:
         if self.key:
             self._draw_key(sheet, left, y, wide)
             y += self._HEAD
-        axes = sheet.axes(left, y, wide, self.rows.named_height, frame=True)
-        self._image(axes, weights[list(self.rows.named)], self.vmax)
         self.draw_names(sheet, x, y)
-        if self.bars:
-            self._draw_bars(sheet, y, left + wide)
+        self._draw_bars(sheet, y, left + wide)
+        axes = self._image(sheet, left, y, wide, self.rows.named_height, weights[list(self.rows.named)])
         self._boxes(axes)
         y += self.rows.named_height
         if self.rows.thin:
             y += 0.1
-            self._draw_thin(sheet, weights, y, left, wide)
+            axes = self._image(sheet, left, y, wide, self.rows.thin_height, weights[list(self.rows.thin)])
+            axes.images[0].set_interpolation("antialiased")
             y += self.rows.thin_height
         if self.strip:
             y += 0.08
             if self.prediction.marginal is not None:
                 marginal = np.asarray(self.prediction.marginal, dtype=np.float64)
-                axes = sheet.axes(left, y, wide, self._STRIP, frame=True)
-                self._image(axes, marginal[None], full_heat(marginal))
+                scaled = marginal[None] * self.vmax / full_heat(marginal)  # on a scale of its own
+                self._image(sheet, left, y, wide, self._STRIP, scaled)
             y += self._STRIP
         self._draw_axis(sheet, left, y, wide)
 
-    def _image(self, axes: Axes, weights: np.ndarray, vmax: float, interpolation: str = "nearest") -> None:
-        cmap = s.colormap(INK_RAMP)
-        axes.imshow(weights, aspect="auto", cmap=cmap, vmin=0, vmax=vmax, interpolation=interpolation)
-        self._grid_lines(axes)
-
-    def _grid_lines(self, axes: Axes) -> None:
+    def _image(self, sheet: Sheet, x: float, y: float, width: float, height: float, weights: np.ndarray) -> Axes:
+        axes = sheet.axes(x, y, width, height, frame=True)
+        axes.imshow(weights, aspect="auto", cmap=s.colormap(INK_RAMP), vmin=0, vmax=self.vmax, interpolation="nearest")
         rows, columns = self.prediction.grid
         for row in range(1, rows):
             axes.axvline(row * columns - 0.5, color=s.RULE, linewidth=0.5)
+        return axes
 
     def draw_names(self, sheet: Sheet, x: float, y: float) -> None:
         """The labels beside their rows, the marked ones in red; a comparison draws them once for all its plans."""
@@ -158,12 +155,13 @@ class Matrix:
             sheet.text(right, y + 0.08 + self._STRIP / 2, "region marginal ũ", 8.5, ha="right", color=s.MUTED)
 
     def _draw_bars(self, sheet: Sheet, y: float, x: float) -> None:
+        if not self.bars:
+            return
         step, full = self.rows.row_height, self.bars - 0.5
         for row, i in enumerate(self.rows.named):
             p, marked = float(self.prediction.probabilities[i]), i in self.rows.marked
-            top, colour = y + (row + 0.2) * step, s.RED if marked else s.GREY
-            share = float(np.clip(p, 0, 1))
-            sheet.rectangle(x + 0.1, top, full * share, 0.6 * step, facecolor=colour, edgecolor="none")
+            top = y + (row + 0.2) * step
+            sheet.rectangle(x + 0.1, top, full * float(np.clip(p, 0, 1)), 0.6 * step, s.RED if marked else s.GREY)
             style = {"ha": "right", "color": s.INK if marked else s.MUTED}
             sheet.text(x + self.bars, top + 0.3 * step, f"{p:.2f}", 8.0 if step >= 0.25 else 7.5, **style)
 
@@ -175,17 +173,6 @@ class Matrix:
                 box = patch((-0.5, row - 0.5), regions, 1, fill=False, edgecolor=s.RED, linewidth=1.6, clip_on=False)
                 box.set_gid(f"marked-{i}")
                 axes.add_patch(box)
-
-    def _draw_thin(self, sheet: Sheet, weights: np.ndarray, y: float, left: float, wide: float) -> None:
-        high = self.rows.thin_height
-        axes = sheet.axes(left, y, wide, high, frame=True)
-        self._image(axes, weights[list(self.rows.thin)], self.vmax, "antialiased")
-        if self.bars:
-            p = np.clip(np.asarray(self.prediction.probabilities)[list(self.rows.thin)], 0, 1)
-            side = sheet.axes(left + wide + 0.1, y, self.bars - 0.5, high)
-            side.barh(np.arange(len(p)), p, height=1.0, color=s.GREY, linewidth=0)
-            side.set(xlim=(0, 1), ylim=(len(p) - 0.5, -0.5))
-            side.axis("off")
 
     def _draw_key(self, sheet: Sheet, left: float, y: float, wide: float) -> None:
         number = f"{self.vmax:.2g}× uniform"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,21 +51,14 @@ class Sheet:
         style = {"ha": "left", "va": "center", "color": INK, "fontfamily": self.fonts, "parse_math": False, **style}
         self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, **style)
 
-    def rectangle(self, x: float, y: float, width: float, height: float, **style: Any) -> None:
+    def rectangle(self, x: float, y: float, width: float, height: float, color: str) -> None:
         patch = require("matplotlib.patches", extra="explain").Rectangle
         corner = (x / self.width, 1 - (y + height) / self.height)
-        size = (width / self.width, height / self.height)
+        size, style = (width / self.width, height / self.height), {"facecolor": color, "edgecolor": "none"}
         self.figure.add_artist(patch(corner, *size, transform=self.figure.transFigure, **style))
 
-    def line(self, xs: Sequence[float], ys: Sequence[float], **style: Any) -> None:
-        line = require("matplotlib.lines", extra="explain").Line2D
-        points = [x / self.width for x in xs], [1 - y / self.height for y in ys]
-        self.figure.add_artist(line(*points, transform=self.figure.transFigure, **style))
-
-    def photo(self, x: float, y: float, width: float, height: float, image: Image.Image) -> Axes:
-        axes = self.axes(x, y, width, height)
-        axes.imshow(np.asarray(image.convert("RGB")), aspect="auto", interpolation="lanczos")
-        return axes
+    def photo(self, x: float, y: float, width: float, height: float, image: Image.Image) -> None:
+        self.axes(x, y, width, height).imshow(np.asarray(image), aspect="auto", interpolation="lanczos")
 
 
 def colormap(table: np.ndarray) -> ListedColormap:

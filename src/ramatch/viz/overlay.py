@@ -7,31 +7,23 @@ from PIL import Image
 
 from ramatch.errors import RamatchError
 
-# Anchors in OKLab (lightness, a, b), where equal steps look equal; lightness rises or falls all the way, so the
-# ramps survive grey printing and colour-blind eyes. HEAT lies over photographs, INK fills matrices on white paper.
-_HEAT = ((0.30, 0.04, -0.14), (0.45, 0.14, -0.10), (0.60, 0.19, 0.03), (0.74, 0.11, 0.13), (0.95, -0.03, 0.14))
-_INK = ((0.99, 0.00, 0.00), (0.86, -0.05, -0.02), (0.66, -0.06, -0.08), (0.45, -0.01, -0.14), (0.24, 0.03, -0.10))
+# Stops evenly spaced in OKLab, where equal steps look equal; lightness rises or falls all the way, so the ramps
+# survive grey printing and color-blind eyes. HEAT lies over photographs, INK fills matrices on white paper.
+_HEAT = (
+    "2d1471 441c78 5c227f 742585 8b2a86 a0327f b73877 ce3c6d de4a64 e85d5b f2704e fc823b ff9943 ffb051 ffc65e ffdc6b "
+    "fff278"
+)
+_INK = (
+    "fcfcfc dff1f2 c1e5e8 a4dadf 8fcad9 79bbd3 63accc 4c9dc6 448cbe 3e7cb7 386baf 3359a7 2f499a 2c3a86 282c72 241e5f "
+    "1f104d"
+)
 
 
-def _ramp(anchors: tuple[tuple[float, float, float], ...]) -> np.ndarray:
-    """(256, 3) uint8 sRGB along the anchors, evenly spaced in OKLab (Ottosson, 2020)."""
-    points = np.array(anchors)
-    travelled = np.append(0, np.cumsum(np.linalg.norm(np.diff(points, axis=0), axis=1)))
-    at = np.linspace(0, travelled[-1], 256)
-    lab = np.stack([np.interp(at, travelled, channel) for channel in points.T], axis=1)
-    to_lms = np.array(
-        [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]]
-    )
-    to_rgb = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    linear = np.clip((lab @ to_lms.T) ** 3 @ to_rgb.T, 0, 1)
-    srgb = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return np.round(255 * srgb).astype(np.uint8)
+def _ramp(stops: str) -> np.ndarray:
+    """(256, 3) uint8 sRGB along the stops."""
+    colors = np.array([list(bytes.fromhex(stop)) for stop in stops.split()])
+    at = np.linspace(0, 255, len(colors))
+    return np.stack([np.interp(np.arange(256), at, channel) for channel in colors.T], axis=1).round().astype(np.uint8)
 
 
 HEAT, INK = _ramp(_HEAT), _ramp(_INK)

@@ -14,23 +14,26 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TextIO
+from string import Template
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+import ramatch
+from ramatch import assets
 from ramatch.data.images import ImageError, load_image
 from ramatch.errors import RamatchError
 from ramatch.files import write_atomic
 from ramatch.prediction import Prediction
 
-_PARTS = Path(__file__).parents[1] / "assets" / "report"
-_SHARED = Path(__file__).parents[1] / "serve" / "page"  # the web page's colours, label list and map drawing
+_PARTS = Path(assets.__file__).parent / "report"
+_SHARED = Path(ramatch.__file__).parent / "serve" / "page"  # the web page's colours, label list and map drawing
 
 
 def write_report(
     predictions: Iterable[Prediction],
-    images: Iterable[Any],
+    images: Iterable[Any] | None,
     out_path: str | os.PathLike[str],
     *,
     title: str = "What is in these pictures?",
@@ -38,15 +41,14 @@ def write_report(
     threshold: float | None = None,
     maps: bool = True,
     max_side: int = 640,
-    note: str = "",
 ) -> Path:
     """Write the page and return its path.
 
-    predictions, images: as many of each, in the same order; images as `Recognizer.predict` takes them. Both may be
-        generators: one picture is held at a time.
+    predictions, images: as many of each, in the same order; images as `Recognizer.predict` takes them, or None for the
+        files that the predictions were made from. Both may be generators: one picture is held at a time.
     top: labels listed per image. threshold: labels below it are shown faintly and are not found by the filter.
     maps: with region maps, for predictions made with maps=True.
-    max_side: pictures are inlined as JPEG, no larger than this many pixels. note: a line under the title.
+    max_side: pictures are inlined as JPEG, no larger than this many pixels.
     An existing file is replaced only when the new one is complete.
     """
     if top < 1:
@@ -56,11 +58,19 @@ def write_report(
     path = Path(out_path)
 
     def write(temporary: Path) -> None:
+        head, tail = _frame(title)
         with open(temporary, "w", encoding="utf-8") as file:
-            _head(file, title, note)
+            file.write(head)
             for prediction, image in _pairs(predictions, images):
-                _card(file, prediction, image, top, threshold, maps, max_side)
-            _tail(file)
+                entries = prediction.to_dict(top=top, maps=maps and prediction.plan is not None)["labels"]
+                name = html.escape(Path(prediction.source).name if prediction.source else "image", quote=True)
+                rows, columns = prediction.grid
+                file.write(f'<article class="card" data-grid="{rows} {columns}">\n')
+                file.write(
+                    f'<div class="heat">{_picture(image, name, max_side)}</div>\n<h2 title="{name}">{name}</h2>\n'
+                )
+                file.writelines(["<ol>\n", *(_label(entry, threshold) for entry in entries), "</ol>\n</article>\n"])
+            file.write(tail)
 
     try:
         write_atomic(path, write)
@@ -69,7 +79,10 @@ def write_report(
     return path
 
 
-def _pairs(predictions: Iterable[Prediction], images: Iterable[Any]) -> Iterator[tuple[Prediction, Any]]:
+def _pairs(predictions: Iterable[Prediction], images: Iterable[Any] | None) -> Iterator[tuple[Prediction, Any]]:
+    if images is None:
+        yield from ((prediction, prediction.source) for prediction in predictions)
+        return
     missing = object()
     for prediction, image in zip_longest(predictions, images, fillvalue=missing):
         if prediction is missing or image is missing:
@@ -77,52 +90,31 @@ def _pairs(predictions: Iterable[Prediction], images: Iterable[Any]) -> Iterator
         yield prediction, image  # type: ignore[misc]
 
 
-def _head(file: TextIO, title: str, note: str) -> None:
-    style = _read(_SHARED / "base.css", _PARTS / "report.css")
-    script = _script()
-    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
-    shown = html.escape(title)
-    file.write(
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{shown}</title>\n'
-        f"<style>{style}</style>\n</head>\n<body>\n<header>\n"
-        f'<div class="line"><h1>{shown}</h1>'
-        f'<button class="button" id="theme" type="button" aria-label="Switch between light and dark">◐</button></div>\n'
-        f'<p class="tip">{html.escape(note)}</p>\n'
-        f'<div class="find"><label class="hush" for="filter">Show images with this label</label>'
-        f'<input class="field" id="filter" type="search" placeholder="Show images with…" autocomplete="off">'
-        f'<p id="count" role="status" aria-live="polite"></p></div>\n'
-        f'<ul id="common" aria-label="Most frequent labels"></ul>\n</header>\n<main id="cards">\n'
+def _frame(title: str) -> tuple[str, str]:
+    """The page before its cards and after them."""
+    parts = {
+        "title": html.escape(title),
+        "style": _read(_SHARED / "base.css", _PARTS / "report.css"),
+        "script": _read(_SHARED / "theme.js", _SHARED / "heat.js", _PARTS / "report.js"),
+    }
+    inline = f"style-src {_hash(parts['style'])}; script-src {_hash(parts['script'])}"
+    policy = f"default-src 'none'; img-src data:; {inline}; base-uri 'none'"
+    before, after = _read(_PARTS / "report.html").split("$cards")
+    return Template(before).substitute(parts, policy=policy), Template(after).substitute(parts)
+
+
+def _label(entry: dict[str, Any], threshold: float | None) -> str:
+    label, p = html.escape(entry["label"], quote=True), entry["probability"]
+    below = " below" if threshold is not None and p < threshold else ""
+    grid = f' data-map="{_bytes(entry["map"])}"' if "map" in entry else ""
+    percent = "&lt;1 %" if 0 < p < 0.005 else f"{100 * p:.0f} %"
+    return (
+        f'<li><button type="button" class="label{below}" aria-pressed="false" '
+        f'data-p="{p:.4f}" data-label="{label}"{grid}>'
+        f'<span class="name" title="{label}">{label}</span>'
+        f'<span class="track" aria-hidden="true"><span class="fill"></span></span>'
+        f'<span class="value">{percent}</span></button></li>\n'
     )
-
-
-def _tail(file: TextIO) -> None:
-    file.write(
-        f'</main>\n<p id="nothing" hidden>No image has this label.</p>\n<script>{_script()}</script>\n</body>\n</html>\n'
-    )
-
-
-def _card(
-    file: TextIO, prediction: Prediction, image: Any, top: int, threshold: float | None, maps: bool, max_side: int
-) -> None:
-    name = html.escape(Path(prediction.source).name if prediction.source else "image", quote=True)
-    rows, columns = prediction.grid
-    file.write(
-        f'<article class="card" data-grid="{rows} {columns}">\n<div class="heat">{_picture(image, name, max_side)}</div>\n'
-    )
-    file.write(f'<h2 title="{name}">{name}</h2>\n<ol>\n')
-    for tag in prediction.top(top):
-        label = html.escape(tag.label, quote=True)
-        below = threshold is not None and tag.probability < threshold
-        grid = f' data-map="{_bytes(prediction.heatmap(tag.label))}"' if maps and prediction.plan is not None else ""
-        file.write(
-            f'<li><button type="button" class="label{" below" if below else ""}" aria-pressed="false" '
-            f'data-p="{float(tag.probability):.4f}" data-label="{label}"{grid}><span class="name" title="{label}">{label}</span>'
-            f'<span class="track" aria-hidden="true"><span class="fill"></span></span>'
-            f'<span class="value">{_percent(tag.probability)}</span></button></li>\n'
-        )
-    file.write("</ol>\n</article>\n")
 
 
 def _picture(image: Any, name: str, max_side: int) -> str:
@@ -138,17 +130,9 @@ def _picture(image: Any, name: str, max_side: int) -> str:
     return f'<img alt="{name}" {size} src="data:image/jpeg;base64,{data}"><canvas aria-hidden="true"></canvas>'
 
 
-def _bytes(heat: np.ndarray) -> str:
+def _bytes(heat: list[list[float]]) -> str:
     """A map (H, W) in [0, 1] as base64 of one byte per region, row by row."""
     return base64.b64encode(np.rint(np.clip(heat, 0, 1) * 255).astype(np.uint8).tobytes()).decode()
-
-
-def _percent(probability: float) -> str:
-    return "&lt;1 %" if 0 < probability < 0.005 else f"{100 * probability:.0f} %"
-
-
-def _script() -> str:
-    return _read(_SHARED / "theme.js", _SHARED / "heat.js", _PARTS / "report.js")
 
 
 def _read(*paths: Path) -> str:

@@ -7,37 +7,35 @@ A prepared benchmark is a folder with train.json, test_gzsl.json and test_zsl.js
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal, NamedTuple
 
 from ramatch.data.annotations import Annotations
 from ramatch.data.benchmarks import coco, mlrsnet, multiscene, nuswide, pa100k, rap
 from ramatch.data.benchmarks.common import Owned, Pairs, by_hash
+from ramatch.data.classes import class_list
+from ramatch.data.formats import lists
 from ramatch.data.records import Paths, read_annotations, read_classes
 from ramatch.data.sources import Locator
 from ramatch.errors import RamatchError
 
+SPLITS = ("train", "test_gzsl", "test_zsl")
 SPLIT_SEED = 2025  # of the random splits of MultiScene and MLRSNet; theirs was not published
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """What is tested. zsl: unseen classes only; gzsl: seen and unseen together."""
-
+class Protocol(NamedTuple):
     name: str
     split: str
-    description: str
 
 
 PROTOCOLS = {
-    "zsl": Protocol("zsl", "test_zsl", "unseen classes only, on images that show at least one of them"),
-    "gzsl": Protocol("gzsl", "test_gzsl", "seen and unseen classes together, on all test images with a label"),
+    "zsl": Protocol("zsl", "test_zsl"),  # unseen classes only, on images that show at least one of them
+    "gzsl": Protocol("gzsl", "test_gzsl"),  # seen and unseen classes together, on all test images with a label
 }
 
 
@@ -45,89 +43,68 @@ PROTOCOLS = {
 class Benchmark:
     """A named benchmark.
 
-    seen, unseen: how many classes of each. lists: file(s) in `classes/` — seen and unseen, or all of them.
-    split: where seen and unseen come from: the two lists, the frequency in the training set (the most frequent
-        are seen), a seeded draw, or the prepared folder's own files.
+    seen, unseen: how many classes of each. counts: images of train, test_gzsl, test_zsl where known; those of the
+    paper are rounded to thousands. owner: the module that reads the data set as its owners distribute it, or None
+    for one that comes in our form.
     train_rule: which training images stay. `no unseen`: those that show no unseen class and some seen one, as in
         Bansal et al.; `any seen`: all that have a seen label. The paper states the first for none and we take it
         for all but NUS-WIDE, where only the second agrees with the paper's number of training images.
-    expected: images in (train, test_gzsl, test_zsl) where known; of the paper, rounded to thousands.
-    metrics: k of P@k, R@k, F1@k that the paper reports.
     """
 
     name: str
     title: str
-    domain: str
     seen: int
     unseen: int
-    lists: tuple[str, ...]
-    split: Literal["lists", "frequency", "random", "folder"]
-    train_rule: Literal["no unseen", "any seen"]
     page: str
-    load: Callable[[Path], Owned] | None
-    expected: dict[str, int] = field(default_factory=dict)
-    metrics: tuple[int, ...] = (3, 5)
+    counts: tuple[int, ...]
+    owner: ModuleType | None = None
+    train_rule: Literal["no unseen", "any seen"] = "no unseen"
+
+    @property
+    def expected(self) -> dict[str, int]:
+        return dict(zip(SPLITS, self.counts, strict=False))
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Class lists: of seen and unseen, or one of all."""
+        return self.owner.LISTS if self.owner else ()
 
     @property
     def layout(self) -> str:
         """The files expected under the root, in words."""
-        if self.load is None:
+        if self.owner is None:
             return "train.json, test_gzsl.json, test_zsl.json and the images, in folders or *.tar"
-        return (inspect.getdoc(inspect.getmodule(self.load)) or "").strip()
+        return inspect.getdoc(self.owner) or ""
 
+
+PETA = "http://mmlab.ie.cuhk.edu.hk/projects/PETA.html"
+UCM = "http://weegee.vision.ucmerced.edu/datasets/landuse.html"
 
 BENCHMARKS: dict[str, Benchmark] = {
-    b.name: b
-    for b in (
-        Benchmark("nus-wide", "NUS-WIDE", "natural", 925, 81, ("nuswide_seen925", "nuswide_unseen81"), "lists",
-                  "any seen", nuswide.PAGE, nuswide.load, {"train": 143_000, "test_gzsl": 59_000}),
-        Benchmark("coco", "MS-COCO", "natural", 48, 17, ("coco_seen48", "coco_unseen17"), "lists",
-                  "no unseen", coco.PAGE, coco.load, {"train": 44_000, "test_gzsl": 6_000}, (3,)),
-        Benchmark("rap", "RAP-OV (RAPv1)", "pedestrian", 35, 16, ("rap_classes51",), "frequency",
-                  "no unseen", rap.PAGE, rap.load, {"train": 25_000, "test_gzsl": 8_000}),
-        Benchmark("pa100k", "PA100K-OV", "pedestrian", 16, 10, ("pa100k_classes26",), "frequency",
-                  "no unseen", pa100k.PAGE, pa100k.load, {"train": 59_000, "test_gzsl": 10_000}),
-        Benchmark("multiscene", "MultiScene-OV", "aerial", 20, 16, ("multiscene_classes36",), "random",
-                  "no unseen", multiscene.PAGE, multiscene.load, {"train": 24_000, "test_gzsl": 7_000}),
-        Benchmark("mlrsnet", "MLRSNet-OV", "aerial", 40, 20, ("mlrsnet_classes60",), "random",
-                  "no unseen", mlrsnet.PAGE, mlrsnet.load, {"train": 11_000, "test_gzsl": 21_000}),
-        Benchmark("coco-ov", "COCO-OV, a part of MS-COCO", "natural", 48, 17, ("coco_seen48", "coco_unseen17"),
-                  "folder", "no unseen", coco.PAGE, None,
-                  {"train": 20_565, "test_gzsl": 2_833, "test_zsl": 1_224}, (3,)),
-        Benchmark("peta-ov", "PETA-OV", "pedestrian", 35, 16, (), "folder", "any seen",
-                  "http://mmlab.ie.cuhk.edu.hk/projects/PETA.html", None,
-                  {"train": 1_796, "test_gzsl": 1_268, "test_zsl": 654}),
-        Benchmark("ucm-ov", "UC Merced multi-label OV", "aerial", 11, 6, (), "folder", "any seen",
-                  "http://weegee.vision.ucmerced.edu/datasets/landuse.html", None,
-                  {"train": 1_049, "test_gzsl": 1_051, "test_zsl": 293}),
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark("nus-wide", "NUS-WIDE", 925, 81, nuswide.PAGE, (143_000, 59_000), nuswide, "any seen"),
+        Benchmark("coco", "MS-COCO", 48, 17, coco.PAGE, (44_000, 6_392, 2_729), coco),
+        Benchmark("rap", "RAP-OV (RAPv1)", 35, 16, rap.PAGE, (25_000, 8_000), rap),
+        Benchmark("pa100k", "PA100K-OV", 16, 10, pa100k.PAGE, (59_000, 10_000), pa100k),
+        Benchmark("multiscene", "MultiScene-OV", 20, 16, multiscene.PAGE, (24_000, 7_000), multiscene),
+        Benchmark("mlrsnet", "MLRSNet-OV", 40, 20, mlrsnet.PAGE, (11_000, 21_000), mlrsnet),
+        Benchmark("coco-ov", "COCO-OV, a part of MS-COCO", 48, 17, coco.PAGE, (20_565, 2_833, 1_224)),
+        Benchmark("peta-ov", "PETA-OV", 35, 16, PETA, (1_796, 1_268, 654)),
+        Benchmark("ucm-ov", "UC Merced multi-label OV", 11, 6, UCM, (1_049, 1_051, 293)),
     )
-}  # fmt: skip
-
-
-def get(name: str) -> Benchmark:
-    if name not in BENCHMARKS:
-        raise RamatchError(f"unknown benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
-    return BENCHMARKS[name]
-
-
-def class_list(name: str) -> tuple[str, ...]:
-    """A class list of the package: coco_seen48, coco_unseen17, nuswide_seen925, ..., voc20."""
-    path = files("ramatch.data") / "classes" / f"{name}.txt"
-    if not path.is_file():
-        known = sorted(p.name.removesuffix(".txt") for p in (files("ramatch.data") / "classes").iterdir())
-        raise RamatchError(f"no class list {name!r}; there are {', '.join(known)}")
-    return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-
-
-# ------------------------------------------------------------------------------------------ seen and unseen
+}
 
 
 def split_classes(benchmark: Benchmark, train: Pairs) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(seen, unseen), each in the order of the class list."""
+    """(seen, unseen), each in the order of the class list.
+
+    They come from two lists, from the frequency in the training set (the most frequent are seen), or from a draw.
+    """
     if len(benchmark.lists) == 2:
         return class_list(benchmark.lists[0]), class_list(benchmark.lists[1])
-    classes = class_list(benchmark.lists[0])
-    if benchmark.split == "frequency":
+    classes = class_list(*benchmark.lists)
+    if benchmark.owner and benchmark.owner.SPLIT == "frequency":
         counts = Counter(label for _, labels in train for label in labels)
         chosen = set(sorted(classes, key=lambda c: -counts[c])[: benchmark.seen])  # sorted keeps ties in order
     else:
@@ -157,9 +134,6 @@ def apply_protocol(
     }
 
 
-# -------------------------------------------------------------------------------------------------- prepare
-
-
 @dataclass
 class Prepared:
     """What `prepare` wrote."""
@@ -173,9 +147,6 @@ class Prepared:
     missing_images: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "seen": list(self.seen), "unseen": list(self.unseen)}
-
     def to_text(self) -> str:
         lines = [f"{self.benchmark}: {len(self.seen)} seen and {len(self.unseen)} unseen classes -> {self.out}"]
         for split, count in self.images.items():
@@ -186,8 +157,7 @@ class Prepared:
             lines.append(f"  missing images: {self.missing_images:,}, left out")
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return self.to_text()
+    __str__ = to_text
 
 
 def prepare(
@@ -205,40 +175,38 @@ def prepare(
     root itself; elsewhere the files remember the root. train_list, test_list: text files of image names, to keep
     only those, for instance another paper's selection. check_images: leave out images that are not on disk.
     """
-    benchmark = get(name)
+    if name not in BENCHMARKS:
+        raise RamatchError(f"unknown benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+    benchmark = BENCHMARKS[name]
     root = Path(os.path.expanduser(root)).absolute()
     if not root.is_dir():
         raise RamatchError(f"no such folder: {root}; get {benchmark.title} from {benchmark.page}")
-    if benchmark.load is None:
+    if benchmark.owner is None:
         return _verify(benchmark, root)
-    owned = benchmark.load(root)
-    notes = list(owned.notes)
-    owned.train = _keep(owned.train, train_list, notes)
-    owned.test = _keep(owned.test, test_list, notes)
+    owned: Owned = benchmark.owner.load(root)
+    if owned.warning and test_list is None:
+        owned.notes.append(f"warning: {owned.warning}")
+    owned.train = _keep(owned.train, train_list, owned.notes)
+    owned.test = _keep(owned.test, test_list, owned.notes)
     missing = _drop_missing(owned, root, benchmark) if check_images else 0
     seen, unseen = split_classes(benchmark, owned.train)
     _check_labels(benchmark, owned, seen, unseen)
-    notes.append(_split_note(benchmark, unseen))
-    folder = Path(os.path.expanduser(out)).absolute() if out is not None else root
-    folder.mkdir(parents=True, exist_ok=True)
+    owned.notes.append(_split_note(benchmark, unseen))
     splits = apply_protocol(owned, seen, unseen, benchmark.train_rule)
     for split, (_, pairs) in splits.items():
         if not pairs:
             raise RamatchError(f"{root}: no image is left for {split} of {name}; is the distribution complete?")
+    folder = Path(os.path.expanduser(out)).absolute() if out is not None else root
     for split, (classes, pairs) in splits.items():
-        content: dict[str, Any] = {"classes": classes, "images": [list(pair) for pair in pairs]}
-        if folder != root:
-            content["root"] = str(root)
-        with open(folder / f"{split}.json", "w", encoding="utf-8") as stream:
-            json.dump(content, stream, ensure_ascii=False, separators=(",", ":"))
+        lists.write(folder / f"{split}.json", classes, pairs, root=root if folder != root else None)
     counts = {split: len(pairs) for split, (_, pairs) in splits.items()}
-    return Prepared(name, str(folder), seen, unseen, counts, benchmark.expected, missing, notes)
+    return Prepared(name, str(folder), seen, unseen, counts, benchmark.expected, missing, owned.notes)
 
 
 def _verify(benchmark: Benchmark, root: Path) -> Prepared:
     """A benchmark that comes in our form only needs checking."""
     test = read_protocol(root, "gzsl")
-    sizes = {split: read_annotations(root, split=split) for split in ("train", "test_gzsl", "test_zsl")}
+    sizes = {split: read_annotations(root, split=split) for split in SPLITS}
     if (len(test.seen), len(test.unseen)) != (benchmark.seen, benchmark.unseen):
         raise RamatchError(
             f"{root}: {len(test.seen)} seen and {len(test.unseen)} unseen classes; {benchmark.name} has "
@@ -261,18 +229,14 @@ def _keep(pairs: Pairs, listing: str | os.PathLike | None, notes: list[str]) -> 
 
 
 def _drop_missing(owned: Owned, root: Path, benchmark: Benchmark) -> int:
-    before = len(owned.train) + len(owned.test)
-    example = (owned.train or owned.test or [("nothing", [])])[0][0]
+    before = [*owned.train, *owned.test]
     locator = Locator([root])
-
-    def present(pairs: Pairs) -> Pairs:
-        return [(path, labels) for path, labels in pairs if locator.has(path)]
-
-    owned.train, owned.test = present(owned.train), present(owned.test)
-    missing = before - len(owned.train) - len(owned.test)
-    if missing == before:
+    owned.train = [pair for pair in owned.train if locator.has(pair[0])]
+    owned.test = [pair for pair in owned.test if locator.has(pair[0])]
+    if not owned.train and not owned.test:
+        example = before[0][0] if before else "nothing"
         raise RamatchError(f"{root}: none of the images is there, for example {example}; see {benchmark.page}")
-    return missing
+    return len(before) - len(owned.train) - len(owned.test)
 
 
 def _check_labels(benchmark: Benchmark, owned: Owned, seen: Sequence[str], unseen: Sequence[str]) -> None:
@@ -291,12 +255,8 @@ def _split_note(benchmark: Benchmark, unseen: Sequence[str]) -> str:
         "lists": "published split",
         "frequency": f"the {benchmark.seen} most frequent classes of the training set are seen",
         "random": f"our draw (seed {SPLIT_SEED}), as the paper's is not published",
-        "folder": "split of the folder",
-    }[benchmark.split]
+    }[benchmark.owner.SPLIT if benchmark.owner else "lists"]
     return f"{how}; unseen: {', '.join(unseen[:6])}{', ...' if len(unseen) > 6 else ''}"
-
-
-# ------------------------------------------------------------------------------------------------- protocols
 
 
 @dataclass
@@ -328,13 +288,12 @@ def read_protocol(path: str | os.PathLike, protocol: str = "gzsl", *, images_roo
     trained = read_annotations(folder, split="train", images_root=images_root, missing="keep")
     unseen = tuple(c for c in whole.classes if c not in set(trained.classes))
     seen = tuple(c for c in whole.classes if c in set(trained.classes))
-    chosen = PROTOCOLS[protocol]
     if protocol == "gzsl":
-        return Evaluation(chosen, whole, seen, unseen)
+        return Evaluation(PROTOCOLS[protocol], whole, seen, unseen)
     if not unseen:
         raise RamatchError(f"{folder}: every class of test_gzsl.json is in train.json; nothing is unseen")
     if (folder / "test_zsl.json").is_file():
         zsl = read_annotations(folder, split="test_zsl", images_root=images_root)
     else:
         zsl = whole.restrict(unseen, drop_unlabelled=True)
-    return Evaluation(chosen, zsl, (), tuple(zsl.classes))
+    return Evaluation(PROTOCOLS[protocol], zsl, (), tuple(zsl.classes))

@@ -10,6 +10,8 @@ from ramatch.data.formats.request import Request
 from ramatch.errors import RamatchError
 
 PAGE = "https://cocodataset.org/#download"
+LISTS = ("coco_seen48", "coco_unseen17")
+SPLIT = "lists"
 
 
 def load(root: Path) -> Owned:
@@ -22,6 +24,10 @@ def load(root: Path) -> Owned:
     owned = Owned(_pairs(root, f"train{year}"), _pairs(root, f"val{year}"))
     if year == "2017":
         owned.notes.append("COCO 2017 files: its val is part of 2014's, so counts differ from the paper's")
+    owned.warning = (
+        f"without --test-list the test is all of val{year}, so figures are not those of the paper: its authors test on "
+        "a part of val2014 (6,392 images GZSL, 2,729 ZSL), of which we have no list"
+    )
     return owned
 
 

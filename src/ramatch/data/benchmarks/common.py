@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ramatch.data.formats.tables import read_csv
 from ramatch.data.records import loose
 from ramatch.errors import RamatchError, require
 
@@ -18,11 +19,15 @@ Pairs = list[tuple[str, list[str]]]  # (path relative to the root, labels)
 
 @dataclass
 class Owned:
-    """A distributed data set: its training and test images with all labels, before any seen/unseen split."""
+    """A distributed data set: its training and test images with all labels, before any seen/unseen split.
+
+    warning: said when no list of test images is given, because then the test is not the paper's.
+    """
 
     train: Pairs
     test: Pairs
     notes: list[str] = field(default_factory=list)
+    warning: str = ""
 
 
 def need(root: Path, *choices: str, what: str, page: str) -> Path:
@@ -40,9 +45,9 @@ def relative(path: Path, root: Path) -> str:
 
 def check_names(found: Sequence[str], classes: Sequence[str], where: Path, at_least: int | None = None) -> None:
     """Names by position must be ours up to spelling, all of them or at least that many."""
-    same = sum(plain(a) == plain(b) for a, b in zip(found, classes, strict=False))
-    if len(found) != len(classes) or same < (len(classes) if at_least is None else at_least):
-        wrong = [f"{a!r} for {b!r}" for a, b in zip(found, classes, strict=False) if plain(a) != plain(b)]
+    wrong = [f"{a!r} for {b!r}" for a, b in zip(found, classes, strict=False) if plain(a) != plain(b)]
+    allowed = 0 if at_least is None else len(classes) - at_least
+    if len(found) != len(classes) or len(wrong) > allowed:
         raise RamatchError(
             f"{where}: expected the {len(classes)} labels {', '.join(classes[:4])}, ..., found {len(found)}; "
             f"differing: {', '.join(wrong[:5]) or 'their number'}"
@@ -62,7 +67,18 @@ def by_hash(names: Iterable[str], seed: int) -> list[str]:
     return sorted(names, key=lambda n: hashlib.blake2b(f"{seed}:{n}".encode(), digest_size=8).digest())
 
 
-# ----------------------------------------------------------------------------------------------- MATLAB files
+def read_one_hot(file: Path, classes: Sequence[str], at_least: int | None = None) -> dict[str, list[str]]:
+    """Image → labels, from a table with a header, the image first, then a column of 0 and 1 for each class in order."""
+    table = [[cell.strip() for cell in row[: len(classes) + 1]] for row in read_csv(file) if any(row)]
+    if not table:
+        raise RamatchError(f"{file}: the file is empty")
+    check_names(table[0][1:], classes, file, at_least)
+    rows: dict[str, list[str]] = {}
+    for number, (name, *values) in enumerate(table[1:], start=2):
+        if len(values) != len(classes) or not set(values) <= {"0", "1", "0.0", "1.0"}:
+            raise RamatchError(f"{file}: line {number} is not {len(classes)} values of 0 and 1")
+        rows[name] = [c for c, v in zip(classes, values, strict=True) if v.startswith("1")]
+    return rows
 
 
 def load_mat(path: Path) -> dict[str, Any]:

@@ -7,16 +7,15 @@ owners' order. What the crowd-labelled tables are called is not documented, so a
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
-from ramatch.data.benchmarks.common import Owned, Pairs, check_names, need, relative
+from ramatch.data.benchmarks.common import Owned, Pairs, need, read_one_hot, relative
+from ramatch.data.classes import class_list
 from ramatch.data.images import EXTENSIONS
-from ramatch.data.records import read_classes
-from ramatch.errors import RamatchError
 
 PAGE = "https://gitlab.lrz.de/ai4eo/reasoning/multiscene"
-CLASSES = Path(__file__).parents[1] / "classes" / "multiscene_classes36.txt"
+LISTS = ("multiscene_classes36",)
+SPLIT = "random"
 
 
 def load(root: Path) -> Owned:
@@ -36,24 +35,8 @@ def load(root: Path) -> Owned:
 
 
 def _pairs(file: Path, root: Path) -> Pairs:
-    classes = read_classes(CLASSES)
-    with open(file, newline="", encoding="utf-8-sig") as stream:
-        table = [row for row in csv.reader(stream) if row]
-    if not table:
-        raise RamatchError(f"{file}: the file is empty")
-    # the owners spell 'OilFiled'; anything else must agree
-    check_names([c.strip() for c in table[0][1 : len(classes) + 1]], classes, file, at_least=len(classes) - 1)
+    classes = class_list(*LISTS)
+    rows = read_one_hot(file, classes, at_least=len(classes) - 1)  # the owners spell 'OilFiled'
     prefix = relative(need(file.parent, "images", "Images", what="image folder", page=PAGE), root)
-    pairs: Pairs = []
-    for number, row in enumerate(table[1:], start=2):
-        try:
-            values = [float(x) for x in row[1 : len(classes) + 1]]
-        except ValueError as error:
-            raise RamatchError(f"{file}: line {number}: {error}") from error
-        if len(values) != len(classes):
-            raise RamatchError(f"{file}: line {number} has {len(values)} values for {len(classes)} scenes")
-        name = row[0].strip()
-        if not name.lower().endswith(EXTENSIONS):
-            name += ".jpg"
-        pairs.append((f"{prefix}/{name}", [c for c, v in zip(classes, values, strict=True) if v == 1]))
-    return pairs
+    names = {name: name if name.lower().endswith(EXTENSIONS) else f"{name}.jpg" for name in rows}
+    return [(f"{prefix}/{names[name]}", labels) for name, labels in rows.items()]

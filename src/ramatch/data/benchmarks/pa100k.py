@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from ramatch.data.benchmarks.common import Owned, Pairs, check_names, label_rows, load_mat, need, relative, strings
-from ramatch.data.records import read_classes
+from ramatch.data.classes import class_list
 from ramatch.errors import RamatchError
 
 PAGE = "https://github.com/xh-liu/HydraPlus-Net"
-CLASSES = Path(__file__).parents[1] / "classes" / "pa100k_classes26.txt"
+LISTS = ("pa100k_classes26",)
+SPLIT = "frequency"
 
 
 def load(root: Path) -> Owned:
@@ -24,7 +25,7 @@ def load(root: Path) -> Owned:
     absent = [k for k in keys if k not in content]
     if absent:
         raise RamatchError(f"{path}: no variable {', '.join(absent)} in it; not PA100K's annotation file")
-    classes = read_classes(CLASSES)
+    classes = class_list(*LISTS)
     check_names(strings(content["attributes"]), classes, path)
 
     def pairs(part: str) -> Pairs:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ramatch.data.benchmarks.common import Owned, check_names, label_rows, load_mat, need, relative, strings, unwrap
-from ramatch.data.records import read_classes
+from ramatch.data.classes import class_list
 from ramatch.errors import RamatchError
 
 PAGE = "https://www.rapdataset.com"
-CLASSES = Path(__file__).parents[1] / "classes" / "rap_classes51.txt"
+LISTS = ("rap_classes51",)
+SPLIT = "frequency"
 
 
 def load(root: Path) -> Owned:
@@ -31,7 +32,7 @@ def load(root: Path) -> Owned:
     fields = list(record) if record is not None else []
     if len(fields) < 6 or np.ndim(fields[1]) != 2:
         raise RamatchError(f"{path}: not the structure of RAPv1 (RAPv2 is another data set)")
-    classes = read_classes(CLASSES)
+    classes = class_list(*LISTS)
     labels, attributes, images = np.asarray(fields[1]), strings(fields[3]), strings(fields[5])
     if labels.shape[1] < len(classes) or labels.shape[0] != len(images):
         raise RamatchError(f"{path}: labels of shape {labels.shape} for {len(images)} images; expected (images, 92)")

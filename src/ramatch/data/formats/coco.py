@@ -3,53 +3,63 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ramatch.data.annotations import Box, Reading, Row
 from ramatch.data.formats.request import Request
 from ramatch.errors import RamatchError
+from ramatch.files import expect, expect_numbers
 
 DESCRIPTION = "COCO instances JSON"
 
 
 def detect(request: Request) -> bool:
     content = request.json
-    return (
-        isinstance(content, dict)
-        and {"images", "annotations", "categories"} <= content.keys()
-        and (not content["images"] or isinstance(content["images"][0], dict))
-    )
+    if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= content.keys():
+        return False
+    images = content["images"]
+    return isinstance(images, list) and (not images or isinstance(images[0], dict))
 
 
 def read(request: Request) -> Reading:
     """Crowd annotations count as the label being there (their box is marked); images without annotation stay."""
-    content: dict[str, Any] = request.json
-    reading = Reading(rows=[], roots=image_roots(request.path))
-    try:
-        names = {c["id"]: str(c["name"]) for c in content["categories"]}
-        rows = {i["id"]: Row(file_name(i), [], size=_size(i), where=f"image {i['id']}") for i in content["images"]}
-    except (KeyError, TypeError) as error:
-        raise RamatchError(f"{request.path}: an image or category lacks the field {error}") from error
+    names = {entry["id"]: str(entry["name"]) for _, entry in _entries(request, "categories", "id", "name")}
+    rows = {
+        entry["id"]: Row(file_name(entry), [], size=_size(entry, where), where=f"image {entry['id']}")
+        for where, entry in _entries(request, "images", "id")
+    }
+    reading = Reading(list(rows.values()), list(names.values()), image_roots(request.path))
     crowds = 0
-    for entry in content["annotations"]:
-        row, name = rows.get(entry.get("image_id")), names.get(entry.get("category_id"))
+    for where, entry in _entries(request, "annotations"):
+        image, category = entry.get("image_id"), entry.get("category_id")
+        row = rows.get(image) if isinstance(image, Hashable) else None
+        name = names.get(category) if isinstance(category, Hashable) else None
         if row is None or name is None:
-            what = f"image {entry.get('image_id')}" if row is None else f"category {entry.get('category_id')}"
+            what = f"image {image}" if row is None else f"category {category}"
             reading.issues.append(("dangling annotation", "skipped", f"annotation {entry.get('id')}: no {what}"))
             continue
         if name not in row.labels:
             row.labels.append(name)
         crowd = bool(entry.get("iscrowd"))
         crowds += crowd
-        if (box := entry.get("bbox")) and len(box) == 4:
-            x, y, w, h = map(float, box)
+        if (box := entry.get("bbox")) and len(expect(box, list, f"{where}: bbox")) == 4:
+            x, y, w, h = expect_numbers(box, f"{where}: bbox")
             row.boxes.append(Box(name, (x, y, x + w, y + h), crowd=crowd))
-    reading.rows = list(rows.values())
-    reading.classes = list(names.values())
     if crowds:
         reading.notes.append(f"{crowds:,} crowd annotations count as their label being present")
     return reading
+
+
+def _entries(request: Request, name: str, *fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, object) of a list of the file; each must have `fields`, of them names and numbers only."""
+    for place, entry in request.entries(name):
+        where = f"{request.path}: {place}"
+        for field in fields:
+            if not isinstance(expect(entry, dict, where).get(field), (str, int, float)):
+                raise RamatchError(f"{where} lacks the field '{field}'")
+        yield where, expect(entry, dict, where)
 
 
 def file_name(image: dict[str, Any]) -> str:
@@ -68,6 +78,8 @@ def image_roots(path: Path) -> list[Path]:
     return [p for p in dict.fromkeys(places) if p.is_dir()]
 
 
-def _size(image: dict[str, Any]) -> tuple[int, int] | None:
-    width, height = image.get("width"), image.get("height")
-    return (int(width), int(height)) if width and height else None
+def _size(image: dict[str, Any], where: str) -> tuple[int, int] | None:
+    if not (image.get("width") and image.get("height")):
+        return None
+    width, height = expect_numbers((image["width"], image["height"]), f"{where}: width and height")
+    return int(width), int(height)

@@ -6,10 +6,10 @@ those of parquet files by row group, a few of which are kept decoded.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import numpy as np
 
 from ramatch.data.annotations import Reading, Row
 from ramatch.data.formats import tables
-from ramatch.data.formats.request import Request, load_json
+from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
-from ramatch.data.sources import ImageSource, ParquetImage, SliceImage
+from ramatch.data.sources import FileImage, ImageSource, ParquetImage
 from ramatch.errors import RamatchError, require
+from ramatch.files import expect, parse_json, read_json
 
 DESCRIPTION = "Hugging Face dataset (Arrow or parquet)"
 
@@ -34,36 +35,41 @@ def detect(request: Request) -> bool:
 
 
 def splits(folder: Path) -> list[str]:
-    if (folder / "dataset_dict.json").is_file():
-        return list(load_json(folder / "dataset_dict.json").get("splits", []))
-    return sorted({_split_of(p, folder) for p in _parquet_files(folder)} - {""})
+    listing = folder / "dataset_dict.json"
+    if not listing.is_file():
+        return sorted({_split_of(p, folder) for p in _parquet_files(folder)} - {""})
+    names = expect(expect(read_json(listing), dict, listing).get("splits", []), list, f"{listing}: splits")
+    return [expect(name, str, f"{listing}: a split") for name in names]
 
 
 def read(request: Request) -> Reading:
-    files, names = _files(request), None
-    reading = Reading(rows=[], roots=[request.path if request.path.is_dir() else request.path.parent])
+    files = _files(request)
+    reading = Reading(roots=[request.path if request.path.is_dir() else request.path.parent])
+    seen: Counter[str] = Counter()
     image = label = None
     for file in files:
-        table, cells = (_read_arrow if file.suffix == ".arrow" else _read_parquet)(file)
-        image, label = _columns(file, table.schema)
-        names = names or _class_names(table.schema, label)
-        values = _label_values(table, label)
+        try:
+            schema, column, cells = (_open_arrow if file.suffix == ".arrow" else _open_parquet)(file)
+            image, label = _columns(file, schema)
+            reading.classes = reading.classes or _class_names(schema, label)
+            values = _label_values(column(label))
+            found = list(zip(cells(image), values, strict=True))
+        except RamatchError:
+            raise
+        except Exception as error:  # the parser raises many kinds on rubbish
+            raise RamatchError(f"{file}: not a readable {file.suffix[1:]} file ({error})") from error
+        names = reading.classes or []
         separator = tables.choose_separator(values, request.classes or names)
-        for number, (cell, value) in enumerate(zip(cells(image), values, strict=True)):
+        for number, ((path, source), value) in enumerate(found):
             labels = tables.parse_labels(value, separator, request.classes)
-            if names:
-                labels = [names[x] if isinstance(x, int) and 0 <= x < len(names) else x for x in labels]
-            path, source = cell
-            key = path or f"{file.name}:{number}"
-            where = f"{file.name}, row {number}"
-            reading.rows.append(Row(key if path or source else "", labels, image=source, where=where))
-    _make_keys_unique(reading.rows)
-    reading.classes = names
+            labels = [names[x] if isinstance(x, int) and 0 <= x < len(names) else x for x in labels]
+            key = path or (f"{file.name}:{number}" if source else "")
+            seen[key] += 1
+            if seen[key] > 1 and source is not None:  # bare names often repeat; the pictures differ
+                key = f"{key}#{seen[key]}"
+            reading.rows.append(Row(key, labels, image=source, where=f"{file.name}, row {number}"))
     reading.notes.append(f"image from column {image!r}, labels from column {label!r}, {len(files)} file(s)")
     return reading
-
-
-# ---------------------------------------------------------------------------------------------------- files
 
 
 def is_saved(folder: Path) -> bool:
@@ -86,17 +92,19 @@ def _files(request: Request) -> list[Path]:
     folder = request.path
     if not folder.is_dir():
         return list(request.files or [folder])
-    if is_saved(folder):
-        if (folder / "dataset_dict.json").is_file():
-            folder = folder / _one_of(splits(folder), request)
-        state = load_json(folder / "state.json")
-        return [folder / entry["filename"] for entry in state["_data_files"]]
-    files = _parquet_files(folder)
-    found = splits(folder)
-    if request.split or len(found) > 1:
-        split = _one_of(found, request)
-        files = [p for p in files if _split_of(p, folder) == split]
-    return files
+    if not is_saved(folder):
+        files = _parquet_files(folder)
+        found = splits(folder)
+        if request.split or len(found) > 1:
+            split = _one_of(found, request)
+            files = [p for p in files if _split_of(p, folder) == split]
+        return files
+    if (folder / "dataset_dict.json").is_file():
+        folder = folder / _one_of(splits(folder), request)
+    state = folder / "state.json"
+    entries = expect(expect(read_json(state), dict, state).get("_data_files"), list, f"{state}: _data_files")
+    names = [expect(entry, dict, f"{state}: a data file").get("filename") for entry in entries]
+    return [folder / expect(name, str, f"{state}: the name of a data file") for name in names]
 
 
 def _one_of(found: Sequence[str], request: Request) -> str:
@@ -108,13 +116,10 @@ def _one_of(found: Sequence[str], request: Request) -> str:
     raise RamatchError(f"{request.path}: {wanted}; splits here: {', '.join(found) or 'none'}")
 
 
-# -------------------------------------------------------------------------------------------------- columns
-
-
 def _columns(file: Path, schema: Any) -> tuple[str, str]:
-    arrow = require("pyarrow", extra="data")
-    pictures = [f.name for f in schema if arrow.types.is_struct(f.type) and _has_bytes(f.type)]
-    pictures += [f.name for f in schema if arrow.types.is_binary(f.type) or arrow.types.is_large_binary(f.type)]
+    types = require("pyarrow", extra="data").types
+    pictures = [f.name for f in schema if "bytes" in _fields(f.type)]
+    pictures += [f.name for f in schema if types.is_binary(f.type) or types.is_large_binary(f.type)]
     image = pictures[0] if pictures else tables.find_column(schema.names, tables.IMAGE_COLUMNS)
     rest = [name for name in schema.names if name != image]
     label = tables.find_column(rest, (*tables.LABEL_COLUMNS, "objects"))
@@ -124,16 +129,19 @@ def _columns(file: Path, schema: Any) -> tuple[str, str]:
     return image, label
 
 
-def _has_bytes(kind: Any) -> bool:
-    return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+def _fields(kind: Any) -> set[str]:
+    """Names of the fields of a struct type; none for another type."""
+    struct = require("pyarrow", extra="data").types.is_struct(kind)
+    return {kind.field(i).name for i in range(kind.num_fields)} if struct else set()
 
 
-def _label_values(table: Any, label: str) -> list[Any]:
-    values = table.column(label).to_pylist()
-    if values and isinstance(values[0], dict) and tables.find_column(list(values[0]), tables.LABEL_COLUMNS):
-        inner = tables.find_column(list(values[0]), tables.LABEL_COLUMNS)
-        values = [list(dict.fromkeys(v[inner])) if v else [] for v in values]  # detection sets: objects.category
-    return values
+def _label_values(values: list[Any]) -> list[Any]:
+    inner = (
+        tables.find_column(list(values[0]), tables.LABEL_COLUMNS) if values and isinstance(values[0], dict) else None
+    )
+    if inner is None:
+        return values
+    return [list(dict.fromkeys(v[inner])) if v else [] for v in values]  # detection sets: objects.category
 
 
 def _class_names(schema: Any, label: str) -> list[str] | None:
@@ -141,61 +149,49 @@ def _class_names(schema: Any, label: str) -> list[str] | None:
     raw = (schema.metadata or {}).get(b"huggingface")
     if not raw:
         return None
-    stack = [json.loads(raw).get("info", {}).get("features", {}).get(label)]
+    stack = [parse_json(raw.decode(), "its metadata").get("info", {}).get("features", {}).get(label)]
     while stack:  # the names may be inside a list feature, or inside objects.category
         feature = stack.pop()
         if isinstance(feature, dict):
             if isinstance(feature.get("names"), list):
                 return [str(n) for n in feature["names"]]
-            stack += [v for v in feature.values() if isinstance(v, (dict, list))]
+            stack += feature.values()
         elif isinstance(feature, list):
             stack += feature
     return None
 
 
-def _make_keys_unique(rows: Sequence[Row]) -> None:
-    """The stored paths are often bare names that repeat; different pictures must not be merged for that."""
-    seen: dict[str, int] = {}
-    for row in rows:
-        times = seen[row.key] = seen.get(row.key, 0) + 1
-        if times > 1 and row.image is not None:
-            row.key = f"{row.key}#{times}"
-
-
 # -------------------------------------------------------------------------------------------- parquet, Arrow
+# Both give (schema, values of a column by its name, cells of an image column by its name).
 
 
-def _read_parquet(file: Path) -> tuple[Any, Any]:
-    parquet = require("pyarrow.parquet", extra="data")
-    handle = parquet.ParquetFile(file)
-    _, label = _columns(file, handle.schema_arrow)
-    table = handle.read(columns=[label]).replace_schema_metadata(handle.schema_arrow.metadata)
+def _open_parquet(file: Path) -> tuple[Any, Any, Any]:
+    handle = require("pyarrow.parquet", extra="data").ParquetFile(file)
     schema = handle.schema_arrow
 
     def cells(column: str) -> Iterator[Cell]:
-        field = schema.field(column).type
-        nested = hasattr(field, "num_fields") and field.num_fields > 0
+        kind = schema.field(column).type
         for group in range(handle.num_row_groups):
-            if not nested and str(field) in ("string", "large_string"):
-                for path in handle.read_row_group(group, columns=[column]).column(column).to_pylist():
-                    yield path or "", None
-                continue
-            paths: Sequence[str | None] = [None] * handle.metadata.row_group(group).num_rows
-            if nested and any(field.field(i).name == "path" for i in range(field.num_fields)):
-                part = handle.read_row_group(group, columns=[f"{column}.path"]).column(column)
-                paths = [(cell or {}).get("path") for cell in part.to_pylist()]
-            there = _has_content(handle, group, column)
-            for row, path in enumerate(paths):
-                yield path or "", ParquetImage(os.path.abspath(file), group, row, column) if there[row] else None
+            count = handle.metadata.row_group(group).num_rows
+            if str(kind) in ("string", "large_string"):
+                paths = handle.read_row_group(group, columns=[column]).column(column).to_pylist()
+                there: Iterable[bool] = [False] * count
+            else:
+                paths = [None] * count
+                there = _has_content(handle, group, column)
+                if "path" in _fields(kind):
+                    part = handle.read_row_group(group, columns=[f"{column}.path"]).column(column)
+                    paths = [(cell or {}).get("path") for cell in part.to_pylist()]
+            for row, (path, full) in enumerate(zip(paths, there, strict=True)):
+                yield path or "", ParquetImage(os.path.abspath(file), group, row, column) if full else None
 
-    return _WithSchema(table, schema), cells
+    return schema, lambda column: handle.read(columns=[column]).column(column).to_pylist(), cells
 
 
 def _has_content(handle: Any, group: int, column: str) -> list[bool]:
     """Which rows hold bytes; from the statistics if these settle it, else by reading the column."""
     facts = handle.metadata.row_group(group)
-    for i in range(facts.num_columns):
-        chunk = facts.column(i)
+    for chunk in map(facts.column, range(facts.num_columns)):
         if chunk.path_in_schema in (column, f"{column}.bytes"):
             statistics = chunk.statistics
             if statistics is not None and statistics.has_null_count and statistics.null_count == 0:
@@ -204,14 +200,7 @@ def _has_content(handle: Any, group: int, column: str) -> list[bool]:
     return [bool(cell.get("bytes") if isinstance(cell, dict) else cell) for cell in cells]
 
 
-class _WithSchema:
-    """A table of the label column that still knows the schema of the whole file."""
-
-    def __init__(self, table: Any, schema: Any) -> None:
-        self.column, self.schema = table.column, schema
-
-
-def _read_arrow(file: Path) -> tuple[Any, Any]:
+def _open_arrow(file: Path) -> tuple[Any, Any, Any]:
     arrow = require("pyarrow", extra="data")
     mapped = arrow.memory_map(os.fspath(file))
     try:
@@ -219,22 +208,22 @@ def _read_arrow(file: Path) -> tuple[Any, Any]:
     except arrow.ArrowInvalid:
         mapped.seek(0)
         table = arrow.ipc.open_file(mapped).read_all()
+    table.validate(full=True)  # offsets that point outside the file would crash the process
     mapped.seek(0)
     base = mapped.read_buffer(mapped.size()).address
 
     def cells(column: str) -> Iterator[Cell]:
         for chunk in table.column(column).chunks:
+            fields = _fields(chunk.type)
             if arrow.types.is_string(chunk.type):
                 yield from ((path or "", None) for path in chunk.to_pylist())
                 continue
-            struct = arrow.types.is_struct(chunk.type)
-            content = chunk.field("bytes") if struct else chunk
-            has_path = struct and any(chunk.type.field(i).name == "path" for i in range(chunk.type.num_fields))
-            paths = chunk.field("path").to_pylist() if has_path else [None] * len(chunk)
+            content = chunk.field("bytes") if fields else chunk
+            paths = chunk.field("path").to_pylist() if "path" in fields else [None] * len(chunk)
             for path, source in zip(paths, _slices(file, content, base, mapped.size()), strict=True):
                 yield path or "", source
 
-    return table, cells
+    return table.schema, lambda column: table.column(column).to_pylist(), cells
 
 
 def _slices(file: Path, content: Any, base: int, size: int) -> list[ImageSource | None]:
@@ -249,6 +238,6 @@ def _slices(file: Path, content: Any, base: int, size: int) -> list[ImageSource 
         raise RamatchError(f"{file}: compressed Arrow files cannot be read in place; save the dataset as parquet")
     valid = content.is_valid().to_pylist()
     return [
-        SliceImage(os.path.abspath(file), start + int(a), int(b - a), f"row {row}") if ok else None
+        FileImage(os.path.abspath(file), start + int(a), int(b - a), f"row {row}") if ok else None
         for row, (a, b, ok) in enumerate(zip(offsets[:-1], offsets[1:], valid, strict=True))
     ]

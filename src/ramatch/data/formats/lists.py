@@ -5,13 +5,16 @@ Files we write may also have a "root": the folder the paths start from, when it 
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ramatch.data.annotations import Reading, Row
 from ramatch.data.formats.request import Request
 from ramatch.errors import RamatchError
+from ramatch.files import shown, write_text
 
 DESCRIPTION = 'JSON lists {"classes", "images"}'
 
@@ -25,33 +28,28 @@ def detect(request: Request) -> bool:
 
 
 def read(request: Request) -> Reading:
-    content: dict[str, Any] = request.json
-    classes = content.get("classes")
+    entries = list(request.entries("images"))
+    classes, root = request.json.get("classes"), request.json.get("root")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(c, (str, int)) for c in classes)):
         raise RamatchError(f'{request.path}: "classes" must be a list of names')
-    reading = Reading(
-        rows=[],
-        classes=None if classes is None else [str(c) for c in classes],
-        roots=_roots(request.path, content.get("root")),
-    )
-    for number, entry in enumerate(content["images"]):
-        where = f"images[{number}]"
+    reading = Reading(classes=None if classes is None else list(map(str, classes)), roots=[request.path.parent])
+    if isinstance(root, str) and root and os.path.isdir(request.path.parent / root):  # gone after a move: no error
+        reading.roots.insert(0, request.path.parent / root)
+    for where, entry in entries:
         if entry in ([], None):
             reading.issues.append(("empty row", "skipped", where))
             continue
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], (str, type(None)))):
-            raise RamatchError(f"{request.path}: {where} is {str(entry)[:80]!r}; expected [path, [label, ...]]")
-        labels = entry[1]
-        if labels is None:
-            labels = []
-        elif not isinstance(labels, list):
-            labels = [labels]
+            raise RamatchError(f"{request.path}: {where} is {shown(entry)}; expected [path, [label, ...]]")
+        labels = [] if entry[1] is None else entry[1] if isinstance(entry[1], list) else [entry[1]]
         reading.rows.append(Row(entry[0] or "", labels, where=where))
     return reading
 
 
-def _roots(path: Path, root: Any) -> list[Path]:
-    folder = path.parent
-    if isinstance(root, str) and root and os.path.isdir(folder / root):  # gone after a move: not an error
-        return [folder / root, folder]
-    return [folder]
+def write(
+    path: Path, classes: Sequence[str], images: Iterable[tuple[str, Sequence[str]]], root: Path | None = None
+) -> None:
+    content: dict[str, Any] = {"classes": list(classes), "images": [[key, list(labels)] for key, labels in images]}
+    if root is not None:
+        content["root"] = str(root)
+    write_text(path, json.dumps(content, ensure_ascii=False, separators=(",", ":")))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ramatch.errors import RamatchError
+from ramatch.files import expect, read_json
 
 
 @dataclass
@@ -28,21 +27,10 @@ class Request:
     @cached_property
     def json(self) -> Any:
         """Content of a .json file; None for anything else."""
-        return load_json(self.path) if self.suffix == ".json" else None
+        return read_json(self.path) if self.suffix == ".json" else None
 
-
-def load_json(path: Path) -> Any:
-    try:
-        with open(path, encoding="utf-8-sig") as stream:
-            return json.load(stream)
-    except json.JSONDecodeError as error:
-        raise RamatchError(f"{path}: not valid JSON (line {error.lineno}: {error.msg})") from error
-    except UnicodeDecodeError as error:
-        raise RamatchError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RamatchError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    def entries(self, name: str) -> Iterator[tuple[str, Any]]:
+        """(where, entry) of the list `name` in a JSON object."""
+        content = expect(self.json, dict, f"{self.path}: the content")
+        for number, entry in enumerate(expect(content.get(name), list, f'{self.path}: "{name}"')):
+            yield f"{name}[{number}]", entry

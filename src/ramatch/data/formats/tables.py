@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from ramatch.data.annotations import Reading, Row
-from ramatch.data.formats.request import Request, read_text
+from ramatch.data.formats.request import Request
 from ramatch.data.images import is_image_name
 from ramatch.errors import RamatchError
+from ramatch.files import expect, parse_json, read_text, shown
 
 DESCRIPTION = "table"
 
 IMAGE_COLUMNS = (
-    "file_name", "filename", "filepath", "file_path", "image_path", "img_path", "path", "image", "img", "file",
-    "image_name", "img_name", "imagename", "image_file", "photo", "image_id", "imageid", "name", "key", "id",
-)  # fmt: skip
+    "file_name filename filepath file_path image_path img_path path image img file image_name img_name imagename "
+    "image_file photo image_id imageid name key id"
+).split()
 LABEL_COLUMNS = (
-    "labels", "label", "tags", "tag", "classes", "class", "categories", "category", "keywords", "keyword",
-    "attributes", "attribute", "label_names", "labelname", "class_name", "annotations", "targets", "target",
-)  # fmt: skip
+    "labels label tags tag classes class categories category keywords keyword attributes attribute label_names "
+    "labelname class_name annotations targets target"
+).split()
 SPLIT_COLUMNS = ("split", "subset", "set", "partition", "fold")
 SEPARATORS = (";", "|", ",")
 YES, NO = {"1", "1.0", "true", "yes", "y"}, {"0", "0.0", "false", "no", "n", "", "-1", "-1.0"}
@@ -48,18 +49,22 @@ def read(request: Request) -> Reading:
     columns, rows, start = load_table(request)
     image = find_column(columns, IMAGE_COLUMNS)
     if image is None:
-        raise RamatchError(
-            f"{request.path}: no column names the image; columns are {_listing(columns)}; call one of them "
-            f"'image' or 'path'"
-        )
-    rows, notes = _pick_split(request, columns, rows)
+        columns_are = f"columns are {_listing(columns)}; call one of them 'image' or 'path'"
+        raise RamatchError(f"{request.path}: no column names the image; {columns_are}")
+    split = find_column(columns, SPLIT_COLUMNS)
+    rows, notes = _pick_split(request, split, rows)
     label = find_column([c for c in columns if c != image], LABEL_COLUMNS)
-    if label is None:
-        reading = _one_hot(request, columns, image, rows, start)
+    reading = Reading(roots=[request.path.parent], notes=notes)
+    if label is not None:
+        cells = _label_cells(request, image, label, rows, reading)
     else:
-        reading = _label_column(request, image, label, rows, start)
-    reading.notes = notes + reading.notes
-    reading.roots = [request.path.parent]
+        others = [c for c in columns if c and c not in (image, split)]
+        cells = _one_hot_cells(request, image, others, rows, reading)
+    for number, (row, labels) in enumerate(zip(rows, cells, strict=True), start=start):
+        if isinstance(row.get(image), (dict, list)):
+            name = f"line {number}: {image!r} is {shown(row[image])}"
+            raise RamatchError(f"{request.path}: {name}; expected the name of an image")
+        reading.rows.append(Row(_text(row.get(image)), labels, where=f"line {number}"))
     return reading
 
 
@@ -67,7 +72,7 @@ def splits(request: Request) -> list[str]:
     """Values of the split column, if there is one."""
     columns, rows, _ = load_table(request)
     column = find_column(columns, SPLIT_COLUMNS)
-    return sorted({str(row.get(column)) for row in rows}) if column else []
+    return sorted({_text(row.get(column)) for row in rows} - {""}) if column else []
 
 
 def find_column(columns: Sequence[str], spellings: Sequence[str]) -> str | None:
@@ -76,39 +81,25 @@ def find_column(columns: Sequence[str], spellings: Sequence[str]) -> str | None:
     return next((plain[s] for s in spellings if s in plain), None)
 
 
-# ------------------------------------------------------------------------------------------- rows of a table
-
-
 def load_table(request: Request) -> tuple[list[str], list[dict[str, Any]], int]:
     """(column names, rows, number of the first row's line)."""
+    path = request.path
     if request.suffix in (".jsonl", ".ndjson"):
-        return _json_rows(request.path, _json_lines(request.path))
-    if request.suffix == ".json":
-        content = request.json
-        if isinstance(content, dict):
-            content = [{"image": key, "labels": value} for key, value in content.items()]
-        return _json_rows(request.path, content)
-    return _csv_rows(request.path)
-
-
-def _json_lines(path: Path) -> list[Any]:
-    entries = []
-    for number, line in enumerate(read_text(path).rstrip("\r\n").split("\n"), start=1):
-        try:
-            entries.append(json.loads(line) if line.strip() else {})
-        except json.JSONDecodeError as error:
-            raise RamatchError(f"{path}: line {number} is not valid JSON ({error.msg})") from error
-    return entries
-
-
-def _json_rows(path: Path, entries: list[Any]) -> tuple[list[str], list[dict[str, Any]], int]:
-    for number, entry in enumerate(entries, start=1):
-        if not isinstance(entry, dict):
-            raise RamatchError(f"{path}: entry {number} is {str(entry)[:60]!r}; expected an object with fields")
+        lines = read_text(path).rstrip("\r\n").split("\n")
+        entries = [parse_json(x, f"{path}: line {n}") if x.strip() else {} for n, x in enumerate(lines, start=1)]
+    elif request.suffix == ".json":
+        entries = request.json
+        if isinstance(entries, dict):
+            entries = [{"image": key, "labels": value} for key, value in entries.items()]
+    else:
+        return _csv_rows(path)
+    for number, entry in enumerate(expect(entries, list, f"{path}: the content"), start=1):
+        expect(entry, dict, f"{path}: entry {number}")
     return list(dict.fromkeys(k for e in entries for k in e)), entries, 1
 
 
-def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
+def read_csv(path: Path) -> list[list[str]]:
+    """Rows of cells, blank lines too; comma, semicolon or tab between them."""
     text = read_text(path)
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else max(",;\t", key=first.count)
@@ -116,16 +107,22 @@ def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
         table = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True))
     except csv.Error as error:
         raise RamatchError(f"{path}: not a readable table ({error})") from error
-    if not table:
+    if not any(table):
         raise RamatchError(f"{path}: the file is empty")
-    header = [cell.strip() for cell in table[0]]
+    return table
+
+
+def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
+    table = read_csv(path)
+    start = next(number for number, row in enumerate(table, start=1) if row)
+    header = [cell.strip() for cell in table[start - 1]]
     if is_image_name(header[0]):  # no header: path first, labels after it
         rows = [{"image": r[0], "labels": [c for c in r[1:] if c.strip()]} if r else {} for r in table]
         return ["image", "labels"], _join_single_cells(rows), 1
     double = [name for name, times in Counter(header).items() if times > 1 and name]
     if double:
         raise RamatchError(f"{path}: the column {double[0]!r} occurs twice")
-    return header, [dict(zip(header, r, strict=False)) for r in table[1:]], 2
+    return header, [dict(zip(header, r, strict=False)) for r in table[start:]], start + 1
 
 
 def _join_single_cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -135,57 +132,45 @@ def _join_single_cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _pick_split(
-    request: Request, columns: Sequence[str], rows: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    column = find_column(columns, SPLIT_COLUMNS)
+def _pick_split(request: Request, column: str | None, rows: list[dict[str, Any]]) -> tuple[list[dict], list[str]]:
     if request.split is None or column is None:
         return rows, []
-    chosen = [r for r in rows if str(r.get(column, "")).strip().casefold() == request.split.casefold()]
-    if not chosen:
-        if request.split.casefold() in request.path.stem.casefold():
-            return rows, []  # the file itself is the split
-        known = ", ".join(sorted({str(r.get(column)) for r in rows})[:10])
-        raise RamatchError(f"{request.path}: no rows with {column} = {request.split!r}; there are: {known}")
-    return chosen, [f"rows with {column} = {request.split}"]
+    wanted = request.split.casefold()
+    chosen = [r for r in rows if _text(r.get(column)).casefold() == wanted]
+    if chosen:
+        return chosen, [f"rows with {column} = {request.split}"]
+    if wanted in request.path.stem.casefold():
+        return rows, []  # the file itself is the split
+    known = ", ".join(sorted({_text(r.get(column)) for r in rows})[:10])
+    raise RamatchError(f"{request.path}: no rows with {column} = {request.split!r}; there are: {known}")
 
 
-# --------------------------------------------------------------------------------------------------- labels
-
-
-def _label_column(request: Request, image: str, label: str, rows: list[dict[str, Any]], start: int) -> Reading:
+def _label_cells(request: Request, image: str, label: str, rows: list[dict], reading: Reading) -> list[list[Any]]:
     separator = choose_separator([r.get(label) for r in rows], request.classes)
-    reading = Reading(rows=[])
-    for number, row in enumerate(rows, start=start):
-        labels = parse_labels(row.get(label), separator, request.classes)
-        reading.rows.append(Row(_text(row.get(image)), labels, where=f"line {number}"))
-    keys = Counter(row.key for row in reading.rows if row.key)
-    repeated = any(times > 1 for times in keys.values())
-    reading.one_label_per_row = repeated and all(len(row.labels) <= 1 for row in reading.rows)
+    found = [parse_labels(r.get(label), separator, request.classes) for r in rows]
+    keys = [key for key in (_text(r.get(image)) for r in rows) if key]
+    reading.one_label_per_row = len(set(keys)) < len(keys) and all(len(labels) <= 1 for labels in found)
     how = "one label per row" if reading.one_label_per_row else "one row per image"
     if separator:
         how += f", labels separated by {'spaces' if separator == ' ' else repr(separator)}"
     reading.notes.append(f"image from column {image!r}, labels from column {label!r} ({how})")
-    return reading
+    return found
 
 
-def _one_hot(request: Request, columns: Sequence[str], image: str, rows: list[dict[str, Any]], start: int) -> Reading:
-    others = [c for c in columns if c and c != image and c != find_column(columns, SPLIT_COLUMNS)]
+def _one_hot_cells(
+    request: Request, image: str, others: list[str], rows: list[dict], reading: Reading
+) -> list[list[str]]:
     hot = [c for c in others if _is_binary([r.get(c) for r in rows])]
     if not hot:
-        raise RamatchError(
-            f"{request.path}: no labels found; besides {image!r} the columns are {_listing(others)}; expected "
-            f"a column 'labels', or one column of 0 and 1 per label"
-        )
-    ignored = [c for c in others if c not in hot]
-    reading = Reading(rows=[], classes=[c.strip() for c in hot])
-    for number, row in enumerate(rows, start=start):
-        labels = [c.strip() for c in hot if _text(row.get(c)).casefold() in YES]
-        reading.rows.append(Row(_text(row.get(image)), labels, where=f"line {number}"))
+        expected = "expected a column 'labels', or one column of 0 and 1 per label"
+        columns_are = f"besides {image!r} the columns are {_listing(others)}"
+        raise RamatchError(f"{request.path}: no labels found; {columns_are}; {expected}")
+    reading.classes = [c.strip() for c in hot]
     reading.notes.append(f"image from column {image!r}, one column of 0 and 1 per label ({len(hot)})")
+    ignored = [c for c in others if c not in hot]
     if ignored:
         reading.notes.append(f"columns not used: {_listing(ignored)}")
-    return reading
+    return [[c.strip() for c in hot if _text(r.get(c)).casefold() in YES] for r in rows]
 
 
 def _is_binary(values: Sequence[Any]) -> bool:
@@ -222,7 +207,7 @@ def parse_labels(cell: Any, separator: str | None, classes: Sequence[str] | None
         for parse in (json.loads, ast.literal_eval):
             try:
                 return list(parse(text))
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 continue
     if not text:
         return []
@@ -232,14 +217,12 @@ def parse_labels(cell: Any, separator: str | None, classes: Sequence[str] | None
 
 def _name_of(item: Any) -> Any:
     """A label that is an object ({"name": "cat", "box": ...}) by its name."""
-    if isinstance(item, dict):
-        column = find_column([str(k) for k in item], ("name", *LABEL_COLUMNS))
-        return item[column] if column else str(item)
-    return item
+    column = find_column(list(item), ("name", *LABEL_COLUMNS)) if isinstance(item, dict) else None
+    return item[column] if column else item
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    return "" if value is None else shown(value) if isinstance(value, (dict, list)) else str(value).strip()
 
 
 def _listing(names: Sequence[str]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
 
 from ramatch.data.annotations import Box, Reading, Row
-from ramatch.data.formats.request import Request, read_text
+from ramatch.data.classes import class_list
+from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
 from ramatch.errors import RamatchError
+from ramatch.files import expect_numbers, read_lines
 
 DESCRIPTION = "VOC XML folder"
 
@@ -21,24 +22,22 @@ def detect(request: Request) -> bool:
 def read(request: Request) -> Reading:
     """`split` names a list in ImageSets/Main. Objects marked difficult count as present; their box is marked."""
     layout = _layout(request.path)
-    assert layout is not None
+    if layout is None:
+        raise RamatchError(f"{request.path}: no folder of VOC's XML files")
     base, xml_folder = layout
-    stems = _split_stems(base, request.split)
-    paths = sorted(xml_folder.glob("*.xml"), key=natural_key)
-    reading = Reading(rows=[], roots=_roots(base, xml_folder))
-    if stems is not None:
-        present = {p.stem for p in paths}
-        for stem in stems:
-            if stem not in present:
-                reading.issues.append(("missing annotation", "skipped", f"{stem}.xml"))
-        chosen = set(stems)
-        paths = [p for p in paths if p.stem in chosen]
-    difficult = 0
-    for path in paths:
-        row = _read_file(path)
-        difficult += sum(box.difficult for box in row.boxes)
-        reading.rows.append(row)
-    reading.classes = _voc_classes(reading.rows)
+    places = [base / "JPEGImages", base / "images", base, xml_folder]
+    reading = Reading(roots=[p for p in dict.fromkeys(places) if p.is_dir()])
+    paths = {p.stem: p for p in sorted(xml_folder.glob("*.xml"), key=natural_key)}
+    if request.split is not None:
+        chosen = _split_stems(base, request.split)
+        absent = [stem for stem in chosen if stem not in paths]
+        reading.issues += [("missing annotation", "skipped", f"{stem}.xml") for stem in absent]
+        paths = {stem: path for stem, path in paths.items() if stem in chosen}
+    reading.rows = [_read_file(path) for path in paths.values()]
+    twenty = class_list("voc20")
+    if {label for row in reading.rows for label in row.labels} <= set(twenty):
+        reading.classes = list(twenty)
+    difficult = sum(box.difficult for row in reading.rows for box in row.boxes)
     if difficult:
         reading.notes.append(f"{difficult:,} objects marked difficult count as present")
     return reading
@@ -61,19 +60,12 @@ def _layout(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _roots(base: Path, xml_folder: Path) -> list[Path]:
-    places = [base / "JPEGImages", base / "images", base, xml_folder]
-    return [p for p in dict.fromkeys(places) if p.is_dir()]
-
-
-def _split_stems(base: Path, split: str | None) -> list[str] | None:
-    if split is None:
-        return None
+def _split_stems(base: Path, split: str) -> dict[str, None]:
     listing = base / "ImageSets" / "Main" / f"{split}.txt"
     if not listing.is_file():
         known = ", ".join(splits(base)) or "none"
         raise RamatchError(f"{base}: no split {split!r} (no file {listing}); splits here: {known}")
-    return [line.split()[0] for line in read_text(listing).splitlines() if line.strip()]
+    return dict.fromkeys(line.split()[0] for line in read_lines(listing))
 
 
 def _read_file(path: Path) -> Row:
@@ -82,26 +74,21 @@ def _read_file(path: Path) -> Row:
         raise RamatchError(f"{path}: XML with a document type or entities is not accepted")
     try:
         root = ElementTree.fromstring(text)
-        row = Row((root.findtext("filename") or "").strip() or path.stem, [], where=path.name)
-        width, height = root.findtext("size/width"), root.findtext("size/height")
-        if width and height and float(width) > 0 and float(height) > 0:
-            row.size = (int(float(width)), int(float(height)))
-        for item in root.iter("object"):
-            name = (item.findtext("name") or "").strip()
-            if name not in row.labels:
-                row.labels.append(name)
-            box = item.find("bndbox")
-            if box is not None:
-                corners = [float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
-                hard = (item.findtext("difficult") or "0").strip() == "1"
-                row.boxes.append(Box(name, (corners[0], corners[1], corners[2], corners[3]), difficult=hard))
-    except (ElementTree.ParseError, ValueError) as error:
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise RamatchError(f"{path}: not a VOC annotation ({error})") from error
+    row = Row((root.findtext("filename") or "").strip() or path.stem, [], where=path.name)
+    size = [root.findtext("size/width"), root.findtext("size/height")]
+    if all(size):
+        width, height = expect_numbers(size, f"{path}: the size")
+        row.size = (int(width), int(height)) if width > 0 and height > 0 else None
+    for item in root.iter("object"):
+        name = (item.findtext("name") or "").strip()
+        if name not in row.labels:
+            row.labels.append(name)
+        box = item.find("bndbox")
+        if box is not None:
+            sides = [box.findtext(side) for side in ("xmin", "ymin", "xmax", "ymax")]
+            left, top, right, bottom = expect_numbers(sides, f"{path}: the box of {name!r}")
+            hard = (item.findtext("difficult") or "0").strip() == "1"
+            row.boxes.append(Box(name, (left, top, right, bottom), difficult=hard))
     return row
-
-
-def _voc_classes(rows: list[Row]) -> list[str] | None:
-    """VOC's own twenty, in their order, if nothing else occurs."""
-    text = (files("ramatch.data") / "classes" / "voc20.txt").read_text(encoding="utf-8")
-    twenty = text.split()
-    return twenty if {label for row in rows for label in row.labels} <= set(twenty) else None

@@ -6,7 +6,6 @@ annotation file are found by `sources.Locator` instead.)
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from ramatch.data.annotations import Reading, Row
 from ramatch.data.formats import tables
 from ramatch.data.formats.request import Request
 from ramatch.data.formats.sidecars import parse_sidecar
-from ramatch.data.images import EXTENSIONS, is_image_name
-from ramatch.data.sources import SliceImage, find_tars, is_tar_name, tar_index
+from ramatch.data.images import is_image_name
+from ramatch.data.sources import FileImage, find_tars, is_tar_name, tar_index
 from ramatch.errors import RamatchError
+from ramatch.files import parse_json, shown
 
 DESCRIPTION = "WebDataset tar shards"
 
@@ -25,8 +25,8 @@ LABEL_MEMBERS = ("json", "txt", "cls", "labels")  # in order of preference
 
 
 def detect(request: Request) -> bool:
-    shards = find_shards(request)
-    return bool(shards) and any(_has_labels(shard) for shard in shards)
+    names = (name for shard in find_shards(request) for name in tar_index(shard))
+    return any(name.rpartition(".")[2].lower() in LABEL_MEMBERS for name in names)
 
 
 def find_shards(request: Request) -> list[Path]:
@@ -43,7 +43,7 @@ def find_shards(request: Request) -> list[Path]:
 
 def read(request: Request) -> Reading:
     shards = find_shards(request)
-    reading = Reading(rows=[], notes=[f"{len(shards)} shard(s), read in place"], roots=[])
+    reading = Reading(notes=[f"{len(shards)} shard(s), read in place"])
     for shard in shards:
         samples: dict[str, dict[str, str]] = {}
         index = tar_index(shard)
@@ -53,42 +53,34 @@ def read(request: Request) -> Reading:
             if stem:
                 samples.setdefault(os.path.join(folder, stem), {})[extension.lower()] = name
         for key, members in samples.items():
-            image = next((m for e, m in members.items() if f".{e}" in EXTENSIONS or is_image_name(m)), None)
+            image = next((name for name in members.values() if is_image_name(name)), None)
             kind = next((e for e in LABEL_MEMBERS if e in members), None)
-            if image is None:
-                if kind is not None:
-                    reading.issues.append(("missing image", "left out", f"{shard.name}:{key}"))
-                continue
-            if kind is None:
+            if image is None and kind is not None:
+                reading.issues.append(("missing image", "left out", f"{shard.name}:{key}"))
+            elif image is not None and kind is None:
                 reading.issues.append(("image without labels file", "left out", f"{shard.name}:{image}"))
-                continue
-            source = SliceImage(os.path.abspath(shard), *index[image], image)
-            where = f"{shard.name}:{members[kind]}"
-            labels = _labels(SliceImage(str(shard), *index[members[kind]], members[kind]), kind, request, where)
-            reading.rows.append(Row(image, labels, image=source, where=where))
+            elif image is not None and kind is not None:
+                source = FileImage(os.path.abspath(shard), *index[image], image)
+                labels = FileImage(str(shard), *index[members[kind]], members[kind])
+                where = f"{shard.name}:{members[kind]}"
+                reading.rows.append(Row(image, _labels(labels, kind, request), image=source, where=where))
     return reading
 
 
-def _labels(source: SliceImage, kind: str, request: Request, where: str) -> list[Any]:
+def _labels(source: FileImage, kind: str, request: Request) -> list[Any]:
     try:
         text = source.read().decode("utf-8-sig")
-        if kind == "json":
-            return _json_labels(json.loads(text), request, where)
-    except ValueError as error:  # bad UTF-8 or bad JSON
-        raise RamatchError(f"{where}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise RamatchError(f"{source}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     if kind == "cls":
-        return [int(x) if x.strip().isdecimal() else x.strip() for x in text.replace(",", "\n").splitlines()]
-    return parse_sidecar(text)
-
-
-def _json_labels(content: Any, request: Request, where: str) -> list[Any]:
+        words = [x.strip() for x in text.replace(",", "\n").splitlines()]
+        return [int(x) if x.isdecimal() and len(x) < 10 else x for x in words]
+    if kind != "json":
+        return parse_sidecar(text)
+    content = parse_json(text, source)
     if isinstance(content, dict):
-        column = tables.find_column([str(k) for k in content], tables.LABEL_COLUMNS)
+        column = tables.find_column(list(content), tables.LABEL_COLUMNS)
         if column is None:
-            raise RamatchError(f"{where}: none of its fields is called 'labels'; there are {sorted(content)[:8]}")
+            raise RamatchError(f"{source}: none of its fields is called 'labels'; there are {shown(sorted(content))}")
         content = content[column]
     return tables.parse_labels(content, tables.choose_separator([content], request.classes), request.classes)
-
-
-def _has_labels(shard: Path) -> bool:
-    return any(name.rpartition(".")[2].lower() in LABEL_MEMBERS for name in tar_index(shard))

@@ -1,8 +1,6 @@
 // The web page: one state object, a few functions that draw parts of it. No libraries, nothing from outside.
 "use strict";
 const $ = (id) => document.getElementById(id);
-const TITLES = { everyday: "Everyday", coco80: "COCO", nus81: "NUS-WIDE", voc20: "Pascal VOC" };
-const MATCHERS = { kcot: "KCOT (RAM)", ot: "Optimal transport", bipartite: "Bipartite", average: "Average", reweight: "Re-weight" };
 const ASK = 60; // labels asked for, with their maps
 const SHOW_BELOW = 8; // labels under the threshold that are shown before "more"
 const state = { file: null, info: null, answer: null, held: null, shown: null, all: false, fileLabels: null, fileName: "", tab: "json", run: 0, abort: null };
@@ -265,18 +263,17 @@ async function begin() {
     return problem(error);
   }
   problem(null);
-  const { info } = state, select = $("vocabulary"), order = Object.keys(TITLES);
+  const { info } = state, select = $("vocabulary");
   $("model").textContent = `${info.model} · ${info.device}`;
   $("model").hidden = false;
   select.replaceChildren();
   if (info.own_labels.length) option(select, ":own", `The model's own (${info.own_labels.length})`);
-  const rank = (name) => (order.indexOf(name) + 1 || 99);
-  for (const { name, size } of [...info.vocabularies].sort((a, b) => rank(a.name) - rank(b.name))) option(select, name, `${TITLES[name] || name} (${size})`);
+  for (const { name, size } of info.vocabularies) option(select, name, `${name} (${size})`);
   option(select, ":typed", "My own labels…");
   option(select, ":file", "A file of labels…");
   if (info.default_vocabulary) select.value = info.default_vocabulary;
   $("matcher").replaceChildren();
-  for (const name of info.matchers) option($("matcher"), name, MATCHERS[name] || name);
+  for (const name of info.matchers) option($("matcher"), name, info.matcher_titles[name] || name);
   $("matcher").value = info.matcher;
   $("thumbs").replaceChildren(...info.photos.map((name) => {
     const item = document.createElement("li"), button = document.createElement("button");

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from .data.images import ImageError
-from .errors import RamatchError
-
-if TYPE_CHECKING:
-    from .prediction import Prediction
-    from .recognizer import Recognizer
+from ..errors import RamatchError
+from .images import ImageError
 
 Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
 
@@ -46,17 +42,14 @@ def source_of(image: Any) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def predict_files(
-    recognizer: Recognizer,
+def prefetch(
     paths: Sequence[str | Path],
-    *,
-    maps: bool = False,
-    matcher: str | None = None,
-    batch_size: int = 16,
+    load: Callable[[str | Path], Loaded],
+    batch_size: int,
     failed: list[tuple[str, str]] | None = None,
     progress: bool = False,
-) -> Iterator[Prediction]:
-    """Predictions of many files, in order, while the next ones are decoded in the background; memory does not grow.
+) -> Iterator[list[Loaded]]:
+    """Batches of files in order, the next ones decoded in the background meanwhile; memory does not grow.
 
     A file that cannot be read is added to `failed` as (path, reason) and skipped; without that list it is an error.
     """
@@ -64,7 +57,7 @@ def predict_files(
 
     def decode(path: str | Path) -> Loaded | ImageError:
         try:
-            return recognizer.load(path)
+            return load(path)
         except RamatchError as error:
             if failed is None:
                 raise
@@ -87,7 +80,7 @@ def predict_files(
                     elif failed is not None:
                         failed.append((str(item.name), item.reason))
                 if batch:
-                    yield from recognizer.predict_loaded(batch, matcher=matcher, maps=maps)
+                    yield batch
         finally:
             for future in ahead:
                 future.cancel()

@@ -71,14 +71,30 @@ def test_shows_every_image_with_its_labels_and_maps(tmp_path: Path) -> None:
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     evil = '"><script>alert(1)</script>.jpg'
-    out = write_report(
-        [predict(evil)], [image()], tmp_path / "r.html", title="</title><script>bad()</script>", note="<b>note</b>"
-    )
+    out = write_report([predict(evil)], [image()], tmp_path / "r.html", title="</title><script>bad()</script>")
     page = Reader(out.read_text(encoding="utf-8"))
     assert len(page.all("script")) == 1
     assert page.all("b") == []
-    allowed = {"class", "id", "type", "for", "hidden", "lang", "charset", "content", "name", "http-equiv", "title", "alt", "src",
-               "width", "height", "placeholder", "autocomplete", "role"}  # fmt: skip
+    allowed = {
+        "class",
+        "id",
+        "type",
+        "for",
+        "hidden",
+        "lang",
+        "charset",
+        "content",
+        "name",
+        "http-equiv",
+        "title",
+        "alt",
+        "src",
+        "width",
+        "height",
+        "placeholder",
+        "autocomplete",
+        "role",
+    }
     names = {key for _, attributes in page.tags for key in attributes if not key.startswith(("data-", "aria-"))}
     assert names <= allowed
     assert set(LABELS) == {a["data-label"] for a in page.all("button") if "data-label" in a}
@@ -121,6 +137,8 @@ def test_generators_and_paths_work(tmp_path: Path) -> None:
 
     text = write_report(predictions(), iter(paths), tmp_path / "deep" / "er" / "r.html").read_text(encoding="utf-8")
     assert paths[1].name in text
+    own = write_report(predictions(), None, tmp_path / "own.html").read_text(encoding="utf-8")
+    assert own == text  # without images: the files that the predictions were made from
 
 
 def test_a_picture_that_is_gone_is_said_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Localisation of a model on data with boxes: the right maps meet the right boxes."""
+"""Localization of a model on data with boxes: the right maps meet the right boxes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parent / "modeling"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 
 from tiny_models import tiny_ram
 
-import ramatch.evaluation.maps
 from ramatch.errors import RamatchError
-from ramatch.evaluation.localization import Truth, map_iou, mass_inside, pointing_game
-from ramatch.evaluation.maps import localise
+from ramatch.evaluation.localization import Truth, localize, map_iou, mass_inside, pointing_game
 from ramatch.recognizer import Recognizer
 
 BOXES = {"cat": [(0, 0, 30, 20), (30, 20, 60, 40)], "kite": [(45, 0, 60, 12)]}  # of a picture of 60 × 40
@@ -54,7 +52,7 @@ def put_coco(folder: Path, pictures: int = 3, *, declared: tuple[int, int] = (60
 @pytest.mark.parametrize("kind", ["similarity", "plan"])
 def test_maps_of_the_labels_present_against_their_boxes(model, tmp_path, kind):
     data = put_coco(tmp_path / "data")
-    found = localise(model, data, device="cpu", batch_size=2, kind=kind).result()
+    found = localize(model, data, device="cpu", batch_size=2, kind=kind).result()
     recognizer = Recognizer.from_pretrained(model, device="cpu")
     recognizer.set_vocabulary(["cat", "dog", "kite"])
     expected: dict[str, list] = {"cat": [], "kite": []}
@@ -71,15 +69,15 @@ def test_maps_of_the_labels_present_against_their_boxes(model, tmp_path, kind):
     both = [*expected["cat"], *expected["kite"]]
     assert found["mass"] == pytest.approx(100 * np.mean(both, axis=0)[1], rel=1e-4)
     assert found["per_class"]["cat"]["chance"] == pytest.approx(50)
-    other = localise(model, data, device="cpu", matcher="average", kind="plan").result()
+    other = localize(model, data, device="cpu", matcher="average", kind="plan").result()
     assert other["per_class"]["cat"]["mass"] == pytest.approx(50)  # an even map gets what chance gets
     assert found["per_class"]["cat"]["mass"] != pytest.approx(50, abs=0.1)
 
 
 def test_boxes_are_in_the_annotated_size_not_in_that_of_the_file(model, tmp_path):
     """Resized images: everything is measured in relative terms."""
-    found = localise(model, put_coco(tmp_path / "a"), device="cpu").result()
-    scaled = localise(model, put_coco(tmp_path / "b", declared=(600, 400)), device="cpu").result()
+    found = localize(model, put_coco(tmp_path / "a"), device="cpu").result()
+    scaled = localize(model, put_coco(tmp_path / "b", declared=(600, 400)), device="cpu").result()
     for label in BOXES:
         assert scaled["per_class"][label]["mass"] == pytest.approx(found["per_class"][label]["mass"], rel=1e-3)
         assert scaled["per_class"][label]["chance"] == pytest.approx(found["per_class"][label]["chance"], rel=1e-3)
@@ -91,8 +89,8 @@ def test_crowds_and_empty_boxes_are_left_out(model, tmp_path, capsys):
         {"image_id": 1, "category_id": 1, "bbox": [3, 3, 0, 9]},
         {"image_id": 1, "category_id": 0, "bbox": [3, 3, 9, 0]},
     )
-    found = localise(model, put_coco(tmp_path / "a", extra=extra), device="cpu", progress=True).result()
-    plain = localise(model, put_coco(tmp_path / "b"), device="cpu").result()
+    found = localize(model, put_coco(tmp_path / "a", extra=extra), device="cpu", progress=True).result()
+    plain = localize(model, put_coco(tmp_path / "b"), device="cpu").result()
     assert found == plain
     assert capsys.readouterr().err == "\r3/3 images\n"
 
@@ -101,7 +99,7 @@ def test_data_without_boxes(model, tmp_path, monkeypatch):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "a.json").write_text(json.dumps({"classes": ["cat"], "images": [["a.png", ["cat"]]]}))
     loads: list[int] = []
-    monkeypatch.setattr(ramatch.evaluation.maps.Recognizer, "from_pretrained", lambda *a, **k: loads.append(1))
+    monkeypatch.setattr(Recognizer, "from_pretrained", lambda *a, **k: loads.append(1))
     with pytest.raises(RamatchError, match="no image has boxes"):
-        localise(model, tmp_path / "a.json", device="cpu")
+        localize(model, tmp_path / "a.json", device="cpu")
     assert loads == []  # said before the model is loaded

@@ -1,0 +1,158 @@
+"""Render the tables of README, docs and the model card from results/*.csv: `make tables`, or with --check to test them.
+
+A page says where a table goes, and this script writes what lies between the two comments:
+
+    <!-- table: recipes -->
+    <!-- end -->
+
+It needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+PAGES = ("README.md", "docs/results.md", "docs/performance.md", "src/ramatch/models/ramatch-mini/README.md")
+MARKERS = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", flags=re.DOTALL)
+
+
+class Table(NamedTuple):
+    """A file under results/, and what each column shows of a row: its heading and a template with the file's columns."""
+
+    file: str
+    columns: dict[str, str]
+
+
+ACCURACY = {
+    "ZSL F1@3": "{zsl_f1}",
+    "ZSL mAP": "{zsl_map}",
+    "GZSL F1@3": "{gzsl_f1}",
+    "GZSL mAP": "{gzsl_map}",
+}
+SPEED = {
+    "": "{row}",
+    "ramatch": "{value} {unit}",
+    "beside it": "{beside}, {beside_what}",
+    "ratio": "{ratio}×",
+    "goal": "{goal}",
+}
+TABLES = {
+    "recipes": Table("coco_ov.csv", {"": "{row}", **ACCURACY, "seeds": "{seeds}"}),
+    "study": Table("coco_ov.csv", {"": "{row}", **ACCURACY}),
+    "mini": Table("coco_ov.csv", {"": "{row}", **ACCURACY, "seeds": "{seeds}"}),
+    "model-card": Table("coco_ov.csv", {"": "{row}", **ACCURACY}),
+    "calibration": Table(
+        "calibration.csv",
+        {
+            "labels": "{row}",
+            "ECE before": "{ece_before}",
+            "ECE after": "{ece_after}",
+            "classwise ECE after": "{classwise_ece_after}",
+            "F1 at 0.5 after": "{f1_at_half}",
+            "F1 at 0.37, the threshold chosen on the fitting images": "{f1_at_threshold}",
+        },
+    ),
+    "authors": Table(
+        "authors_speed.csv",
+        {
+            "images/s": "{row}",
+            "theirs": "{theirs}",
+            "theirs under autocast": "{theirs_autocast}",
+            "ours": "{ours}",
+            "ratio": "{ratio}×",
+            "to autocast": "{ratio_autocast}×",
+            "memory": "{theirs_memory} / {ours_memory}",
+        },
+    ),
+    "gpu": Table("speed.csv", {**SPEED, "memory": "{memory_gb} GB"}),
+    "cpu": Table("speed.csv", SPEED),
+    "serve": Table(
+        "serve.csv",
+        {
+            "": "{row}",
+            "images/s": "{images_s}",
+            "p50": "{p50}",
+            "p95": "{p95}",
+            "p99": "{p99}",
+            "mean batch": "{mean_batch}",
+            "refused": "{refused}",
+        },
+    ),
+    "operations": Table(
+        "operations.csv",
+        {
+            "GFLOP per image": "{row}",
+            "plain CLIP": "{clip}",
+            "`paper`, 1,006 labels": "{paper_1006}",
+            "`reference`, 1,006": "{reference_1006}",
+            "`paper`, 20,000": "{paper_20000}",
+        },
+    ),
+}
+
+
+def read_rows(file: str) -> list[dict[str, str]]:
+    """Rows of a file under results/; a column `x_sd` is the standard deviation of `x`."""
+    with (RESULTS / file).open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream, strict=True))
+
+
+def show(row: dict[str, str], template: str) -> str:
+    """A cell: the template filled in, or a dash where the row has nothing for it."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        text, spread = row[name], row.get(f"{name}_sd", "")
+        text = f"{int(text):,}" if text.isdecimal() else text
+        return f"{text} ± {spread}" if spread else text
+
+    empty = all(not row[name] for name in re.findall(r"{(\w+)}", template))
+    return "–" if empty else re.sub(r"{(\w+)}", value, template).replace("|", "\\|")
+
+
+def render(name: str) -> str:
+    """A table as markdown. A row may belong to several: its `table` lists their names, separated by blanks."""
+    if name not in TABLES:
+        raise SystemExit(f"unknown table {name!r}; known: {', '.join(TABLES)}")
+    table = TABLES[name]
+    rows = [row for row in read_rows(table.file) if name in row["table"].split()]
+    if not rows:
+        raise SystemExit(f"results/{table.file} has no row of table {name!r}")
+    lines = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
+    lines += ["| " + " | ".join(show(row, template) for template in table.columns.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def rendered(text: str, page: str) -> str:
+    """A page with all its tables as they should be."""
+    if text.count("<!-- table:") != len(MARKERS.findall(text)):
+        raise SystemExit(f"{page}: a '<!-- table: NAME -->' without its '<!-- end -->'")
+    return MARKERS.sub(lambda m: f"<!-- table: {m['name']} -->\n{render(m['name'])}<!-- end -->", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Render the tables of the documentation from results/*.csv.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where a table is stale")
+    check = parser.parse_args().check
+    stale = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        new = rendered(text, page)
+        if new != text:
+            stale.append(page)
+            if not check:
+                (ROOT / page).write_text(new, encoding="utf-8")
+    for page in stale:
+        print(f"{page}: {'stale tables: run make tables' if check else 'tables rendered'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Published figures: rows of results/*.csv say where they come from, and the documentation's tables are rendered from them."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "results").glob("*.csv"))
+SCRIPT = ROOT / "scripts" / "render_tables.py"
+PAGES = ("README.md", "docs/results.md", "docs/performance.md", "src/ramatch/models/ramatch-mini/README.md")
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream, strict=True))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_row_says_where_it_comes_from(file: Path) -> None:
+    wrong = []
+    for line, row in enumerate(rows(file), start=2):
+        assert None not in row, f"{file.name}:{line}: more cells than the head has"
+        assert None not in row.values(), f"{file.name}:{line}: fewer cells than the head has"
+        if not row["row"] or not row["table"] or not (row["command"] or row["note"]):
+            wrong.append((line, "wants a table, a name, and a command or a note on why there is none"))
+        if not re.fullmatch(r"2026-\d\d-\d\d", row["date"]) and not re.search(r"reported|the paper", row["note"]):
+            wrong.append((line, "wants a date"))
+    assert not wrong
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_no_row_is_written_twice(file: Path) -> None:
+    names = [(row["table"], row["row"], row.get("beside_what")) for row in rows(file)]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_tables_are_those_of_the_files() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stale_table_is_noticed_and_rendered_again(tmp_path: Path) -> None:
+    for name in (*PAGES, *(file.relative_to(ROOT).as_posix() for file in FILES), "scripts/render_tables.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    page, script = tmp_path / "README.md", str(tmp_path / "scripts/render_tables.py")
+    page.write_text(page.read_text(encoding="utf-8").replace("79.1", "97.1"), encoding="utf-8")
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "README.md: stale tables: run make tables\n")
+    assert subprocess.run([sys.executable, script], capture_output=True).returncode == 0
+    assert page.read_bytes() == (ROOT / "README.md").read_bytes()
+
+
+def figures(text: str) -> set[str]:
+    """Figures of a text: numbers with a decimal place or a thousands separator; a separator is taken away."""
+    found = re.findall(r"(?<![\w.,])\d+(?:,\d{3})+(?![\w,]*\d)|(?<![\w.])\d+\.\d+(?![\w.]*\d)", text)
+    return {figure.replace(",", "") for figure in found}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_figures_in_sentences_are_in_the_files_too(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    sentences = "\n".join(line for line in text.split("\n") if not line.startswith("|"))
+    versions_and_settings = r"≥ [\d.]+|`[^`\n]*` [\d.]+|Apache-[\d.]+|CC-BY [\d.]+"
+    sentences = re.sub(versions_and_settings, "", sentences)
+    cells = [cell.replace(",", "") for file in FILES for row in rows(file) for cell in row.values()]
+    known = {number for cell in cells for number in re.findall(r"\d+(?:\.\d+)?", cell)}
+    assert sorted(figures(sentences) - known) == []
