@@ -131,3 +131,11 @@ def test_plot(tmp_path):
     assert "<svg" in (tmp_path / "maps.svg").read_text()[:1000]
     with pytest.raises(RamatchError, match="plot\\(image\\)"):
         prediction(source=None).plot()
+
+
+def test_a_result_shows_its_best_labels_in_one_line():
+    shown = repr(prediction())
+    assert shown.startswith(f"Prediction(a.jpg: {LABELS[1]} 0.90, ")
+    assert shown.endswith(f"of {len(LABELS)} labels)")
+    assert "\n" not in shown
+    assert repr(prediction(source=None)).startswith("Prediction(image: ")

@@ -254,3 +254,31 @@ def test_resizing_is_torchvisions(interpolation):
     theirs = v2.Resize((32, 32), interpolation=InterpolationMode(interpolation))(image)
     assert own.interpolation == interpolation
     assert torch.equal(own.resize(image), torch.from_numpy(np.array(theirs)).permute(2, 0, 1))
+
+
+def test_other_settings_on_the_same_weights():
+    ram = tiny_ram("ramatch")
+    other = ram.with_config(ram.config.replace(matcher="average", score="joint"))
+    with torch.no_grad():
+        before = ram(pixels(), NAMES)
+        found = other(pixels(), NAMES)
+        assert (ram.config.matcher, other.config.matcher) == ("kcot", "average")
+        close(found.region, ram.recognize(ram.trunk(pixels()), ram.encode_labels(NAMES), matcher="average").region, 0)
+        close(ram(pixels(), NAMES).region, before.region, 0)
+        assert (found.region - before.region).abs().max() > 1e-3
+        ram.tau_region.mul_(2)
+    assert other.tau_region is ram.tau_region  # one model, not a copy of it
+
+
+@pytest.mark.parametrize("name", ["ramatch", "paper"])
+def test_scores_without_a_plan_are_those_of_the_plan(name):
+    ram = tiny_ram(name)
+    with torch.no_grad():
+        kept, labels = ram.trunk(pixels()), ram.encode_labels(NAMES)
+        whole, scores = ram.recognize(kept, labels), ram.recognize(kept, labels, plan=False)
+    close(scores.region, whole.region)
+    close(scores.best, whole.best)
+    close(scores.image, whole.image, 0)
+    assert scores.sim is scores.match is None
+    assert whole.sim is not None
+    assert whole.match is not None
