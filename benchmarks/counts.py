@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ramatch.config import RAMConfig
-from ramatch.modeling.towers import TowerConfig
+from ramatch.modeling.backbone import TowerConfig
 
 
 def operations(c: TowerConfig, dim: int, config: RAMConfig, labels: int) -> dict[str, float]:
     """Floating-point operations (a multiplication and an addition are two) of matrix products, by part, for one image.
 
-    As `FastRAM` does it: the last layer computes only its class token where nothing reads its patches.
+    As RAM does it: the last layer computes only its class token where nothing reads its patches.
     """
     w, m = c.width, (c.image // c.patch) ** 2
     t, start = 1 + m, c.layers - config.adapted_layers

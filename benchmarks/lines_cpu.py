@@ -18,8 +18,10 @@ from PIL import Image
 from ramatch import assets
 from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import save_ram
-from ramatch.modeling.fast import FastRAM
-from ramatch.recognizer import Recognizer, bundled_model
+from ramatch.modeling.checkpoints.loading import bundled_model
+from ramatch.modeling.fuse import fuse
+from ramatch.modeling.graph import GraphedRAM
+from ramatch.recognizer import Recognizer
 
 from .measure import Row, row
 from .models import SIZES, Bench, Line, label_names, random_images, random_ram, word_tokenizer
@@ -52,14 +54,20 @@ def line_tag(bench: Bench) -> Iterator[Row]:
         theirs.append(_rate(lambda: pipeline(pictures, candidate_labels=names), len(pictures)))
         ours.append(_rate(lambda: recognizer.predict(pictures, batch_size=8), len(pictures)))
     yield row(
-        f"tagging, small model, {LABELS} labels, CPU", max(ours), "img/s", baseline=max(theirs),
-        baseline_what="zero-shot-image-classification pipeline", ratio_at_least=2,
-        note=f"{torch.get_num_threads()} threads, {len(pictures)} photographs, best of three turns", ours=ours, theirs=theirs,
-    )  # fmt: skip
+        f"tagging, small model, {LABELS} labels, CPU",
+        max(ours),
+        "img/s",
+        baseline=max(theirs),
+        baseline_what="zero-shot-image-classification pipeline",
+        ratio_at_least=2,
+        note=f"{torch.get_num_threads()} threads, {len(pictures)} photographs, best of three turns",
+        ours=ours,
+        theirs=theirs,
+    )
     images = random_images(8, recognizer.ram.preprocess.size, bench.device, 1)[0]
-    engine = FastRAM(recognizer.ram, recognizer.vocabulary, batch_size=8)
+    engine = GraphedRAM(fuse(recognizer.ram), recognizer.vocabulary, batch_size=8)
     yield row(
-        "the same from pixels in memory, FastRAM, CPU", max(_rate(lambda: engine(images), 8) for _ in range(3)), "img/s"
+        "the same from pixels in memory, fused, CPU", max(_rate(lambda: engine(images), 8) for _ in range(3)), "img/s"
     )
 
 
@@ -83,12 +91,23 @@ def _pipeline(size: str, device: torch.device) -> Any:
 
     vision, text, dim = SIZES[size]
     config = VisionTextDualEncoderConfig.from_vision_text_configs(
-        Dinov2Config(hidden_size=vision.width, num_attention_heads=vision.heads, num_hidden_layers=vision.layers,
-                     image_size=vision.image, patch_size=vision.patch, mlp_ratio=vision.mlp // vision.width),
-        BertConfig(vocab_size=text.vocab, hidden_size=text.width, num_hidden_layers=text.layers,
-                   num_attention_heads=text.heads, intermediate_size=text.mlp),
+        Dinov2Config(
+            hidden_size=vision.width,
+            num_attention_heads=vision.heads,
+            num_hidden_layers=vision.layers,
+            image_size=vision.image,
+            patch_size=vision.patch,
+            mlp_ratio=vision.mlp // vision.width,
+        ),
+        BertConfig(
+            vocab_size=text.vocab,
+            hidden_size=text.width,
+            num_hidden_layers=text.layers,
+            num_attention_heads=text.heads,
+            intermediate_size=text.mlp,
+        ),
         projection_dim=dim,
-    )  # fmt: skip
+    )
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=word_tokenizer(text).inner, pad_token="[PAD]", unk_token="[UNK]"
     )
@@ -115,8 +134,19 @@ def line_first(bench: Bench) -> Iterator[Row]:
             size = "mini" if bench.size == "clip-b16" else bench.size
             model, note = folder, "the small model's size with random weights"
             save_ram(random_ram(size, "ramatch", torch.device("cpu")), folder, with_backbone=True, half=True)
-        command = [sys.executable, "-m", "ramatch", "tag", str(photo), "--vocabulary", "coco80", "--device", "cpu",
-                   "--model", model]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "ramatch",
+            "tag",
+            str(photo),
+            "--vocabulary",
+            "coco80",
+            "--device",
+            "cpu",
+            "--model",
+            model,
+        ]
         source = str(Path(assets.__file__).parents[2])
         env = dict(os.environ, PYTHONPATH=os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]))
         seconds = []

@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramatch.modeling.fast import FastRAM
+from ramatch.modeling.fuse import fuse
+from ramatch.modeling.graph import GraphedRAM
 from ramatch.modeling.matching import match
 from ramatch.modeling.ram import RAM
 from ramatch.train.graphed import GraphedStep
 
+from .lines_test import matching
 from .lines_train import train_step
 from .measure import Row, free, peak_gb, row, seconds_per_call
 from .models import SIZES, Bench, Line, label_names, random_images, random_ram
@@ -23,10 +25,19 @@ TOP = 25  # kernels that are named, with their times, in the JSON
 KINDS = (
     ("attention", ("flash", "fmha", "attention", "sdpa")),
     ("convolutions", ("conv", "fprop", "cudnn")),
-    ("transport", (
-        "sinkhorn", "_solve_kernel", "_rows_kernel", "_columns_kernel", "_gather_kernel", "_test_kernel", "_polish_kernel",
-        "_peaks_kernel",
-    )),
+    (
+        "transport",
+        (
+            "sinkhorn",
+            "_solve_kernel",
+            "_rows_kernel",
+            "_columns_kernel",
+            "_gather_kernel",
+            "_test_kernel",
+            "_polish_kernel",
+            "_peaks_kernel",
+        ),
+    ),
     ("matrix products", ("gemm", "nvjet", "cutlass", "wgmma", "splitk", "cublas")),
     ("softmax", ("softmax",)),
     ("BatchNorm", ("batch_norm", "bn_fw", "bn_bw", "batchnorm")),
@@ -35,7 +46,7 @@ KINDS = (
     ("reductions", ("reduce",)),
     ("copies", ("copy", "memcpy", "memset", "catarray", "fill")),
     ("element by element", ("elementwise", "_gelu_")),
-)  # fmt: skip
+)
 
 
 def kind_of(kernel: str) -> str:
@@ -47,21 +58,23 @@ def kind_of(kernel: str) -> str:
 def line_profile(bench: Bench) -> Iterator[Row]:
     """Where the time of one test batch goes: parts by timing, kernels by the profiler."""
     ram, batch = random_ram(bench.size, "paper", bench.device, text=False), bench.batches[1]
-    engine = FastRAM(ram, bench.vocabulary(), batch_size=batch, graph=False)
-    images = random_images(batch, bench.pixels, bench.device, 1)[0]
-    path, vocabulary = engine.path, engine._need()
-    with torch.no_grad(), engine._tuned():
-        trunk = path.trunk(images)
-        regions = path.regions(trunk, vocabulary)
-        select, keys, streams = path.selects[0], vocabulary.keys[0], trunk.streams[0].flatten(1, 2)
-        count = len(path.selects)
+    engine, labels = (
+        GraphedRAM(fuse(ram, bench.half), bench.vocabulary(), batch_size=batch, graph=False),
+        bench.vocabulary(),
+    )
+    images, own = random_images(batch, bench.pixels, bench.device, 1)[0], engine.ram
+    with torch.inference_mode():
+        trunk = own.trunk(images)
+        tss, count = own.region_set.tss[0], len(own.region_set.tss)
         parts: dict[str, Callable[[], object]] = {
-            "trunk (embedding, layers, SAA, convolutions of TSS)": lambda: path.trunk(images),
-            "of that, embedding": lambda: path.embed(images),
-            f"of that, convolutions of TSS, one of {count} layers": lambda: select.streams(trunk.local, trunk.grid),
-            "regions (TSS with labels, norm, projection)": lambda: path.regions(trunk, vocabulary),
-            f"of that, one of {count} layers": lambda: path.select(select, keys, streams, trunk.grid),
-            "similarities and matching": lambda: path.match(regions, vocabulary.units),
+            "trunk (embedding, layers, SAA, convolutions of TSS)": lambda: own.trunk(images),
+            "of that, embedding": lambda: own.backbone.vision.embed(images),
+            f"of that, convolutions of TSS, one of {count} layers": lambda: tss.streams(trunk.local, trunk.grid),
+            "regions (TSS with labels, norm, projection)": lambda: own.region_set.regions(
+                own.backbone, trunk, labels.tss
+            ),
+            f"of that, one of {count} layers": lambda: tss(*trunk.streams[:2], trunk.grid, labels.tss),
+            "similarities and matching": matching(own, trunk, labels),
         }
         for what, call in parts.items():
             yield row(f"batch {batch}: {what}", 1e3 * seconds_per_call(call, bench.device, budget=0.3), "ms")
@@ -132,12 +145,19 @@ def _profile_train(bench: Bench, batch: int) -> Iterator[Row]:
     if cuda:
         held = torch.cuda.memory_allocated(bench.device) / 1e9
         tensors, taken = peak_gb(bench.device)
-        yield row(f"training, batch {batch}: memory between steps", held, "GB",
-                  note=f"weights {base:.2f}; within an eager step {tensors:.2f} in tensors, {taken:.2f} taken")  # fmt: skip
+        yield row(
+            f"training, batch {batch}: memory between steps",
+            held,
+            "GB",
+            note=f"weights {base:.2f}; within an eager step {tensors:.2f} in tensors, {taken:.2f} taken",
+        )
     with torch.autocast(bench.device.type, dtype=torch.bfloat16, enabled=cuda, cache_enabled=False):
         for what, call in _train_parts(bench, ram, names, images, targets).items():
-            yield row(f"training, batch {batch}: {what}", 1e3 * seconds_per_call(call, bench.device, budget=0.1, repeats=3),
-                      "ms")  # fmt: skip
+            yield row(
+                f"training, batch {batch}: {what}",
+                1e3 * seconds_per_call(call, bench.device, budget=0.1, repeats=3),
+                "ms",
+            )
     yield row(f"training, batch {batch}: clipping, optimisers, EMA", 1e3 * _finish_seconds(bench, step), "ms")
     if cuda:
         yield from _kernels(bench, f"a training step of {batch}", lambda: step(images, targets))
@@ -148,7 +168,7 @@ def _train_parts(
 ) -> dict[str, Callable[[], object]]:
     """Calls that each do one part of the step; "both" is forward and backward."""
     backbone, regions = ram.backbone, ram.region_set
-    pixels = ram.preprocess.normalise(images).to(bench.half)
+    pixels = ram.preprocess.normalize(images).to(bench.half)
     rest = range(regions.first, len(backbone.vision.blocks))
     with torch.no_grad():
         stem = regions.stem(backbone, pixels)
@@ -160,15 +180,13 @@ def _train_parts(
 
     def guiding() -> Tensor:
         with torch.no_grad(), torch.autocast(bench.device.type, enabled=False):
-            return regions.climb(backbone, stem, rest, alone=True).local(1.0)
+            return regions.run_layers(backbone, stem, rest, class_only=True).local(1.0)
 
     def student() -> list[Tensor]:
         out, _ = regions.trunk(backbone, stem)
-        return [out.image, out.local, *out.taps]
+        return list(out.tensors)
 
-    taps = tuple(t.detach().requires_grad_() for t in trunk.taps)
-    local, words = trunk.local.detach().requires_grad_(), labels.tss.detach().requires_grad_()
-    leaves = type(trunk)(trunk.image, local, taps, trunk.grid)
+    leaves, words = trunk.map(lambda t: t.detach().requires_grad_()), labels.tss.detach().requires_grad_()
     own = [p for p in regions.tss.parameters() if p.requires_grad]
 
     def selecting() -> list[Tensor]:
@@ -185,13 +203,13 @@ def _train_parts(
         return [ram.encode_labels(names).unit]
 
     return {
-        "normalise": lambda: ram.preprocess.normalise(images).to(bench.half),
+        "normalize": lambda: ram.preprocess.normalize(images).to(bench.half),
         "frozen prefix": lambda: regions.stem(backbone, pixels),
         "teacher's layers": guiding,
-        "student's layers": student,
-        "student's layers, both": both(student, regions.visual_prompts),
-        "TSS and projection": selecting,
-        "TSS and projection, both": both(selecting, local, words, *taps, *own),
+        "student's layers, convolutions of TSS": student,
+        "student's layers, convolutions of TSS, both": both(student, regions.visual_prompts, *own),
+        "TSS with labels and projection": selecting,
+        "TSS with labels and projection, both": both(selecting, leaves.local, words, *leaves.streams, *own),
         "text": encoded,
         "text, both": both(encoded, ram.label_set.prompts),
         "similarities": lambda: ram.similarity(trunk.local[..., : backbone.dim], labels).float(),

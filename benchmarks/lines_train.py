@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ramatch.data.transforms import Normalize
-from ramatch.modeling.fast import FastRAM
+from ramatch.modeling.fuse import fuse
+from ramatch.modeling.graph import GraphedRAM
 from ramatch.modeling.ram import RAM
 from ramatch.train.config import OptimConfig
 from ramatch.train.ema import EMA
@@ -31,22 +32,27 @@ def line_train(bench: Bench) -> Iterator[Row]:
 
 
 def train_step(bench: Bench, ram: RAM, names: Sequence[str]) -> GraphedStep:
-    """The loop's step from uint8 images on: normalise, forward, loss, backward, clip, AdamW and SGD, temperatures, EMA."""
+    """The loop's step from uint8 images on: normalize, forward, loss, backward, clip, AdamW and SGD, temperatures,
+    EMA."""
     optim = OptimConfig()
     parameters = trainable(ram)
     temperatures, ema = Temperatures(parameters, optim.temperature_floor), EMA(ram, optim.ema_decay)
-    step, label_set = Step(ram, tuple(names), "mmc", None), ram.label_set
-    normalise = Normalize(ram.preprocess.mean, ram.preprocess.std).to(bench.device)
+    step = Step(ram, tuple(names), "mmc", None)
+    normalize = Normalize(ram.preprocess.mean, ram.preprocess.std).to(bench.device)
 
     def forward(images: Tensor, targets: Tensor) -> Tensor:
         half = bench.half != torch.float32
         with torch.autocast(bench.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
-            return step(normalise(images).to(bench.half), targets)
+            return step(normalize(images).to(bench.half), targets)
 
     return GraphedStep(
-        forward, build_optimizers(parameters, optim), parameters=parameters.values(), clip_norm=optim.clip_norm,
-        after=(temperatures.clamp, ema.update), holds=lambda: (label_set._padded, label_set._teacher),
-    )  # fmt: skip
+        forward,
+        build_optimizers(parameters, optim),
+        parameters=parameters.values(),
+        clip_norm=optim.clip_norm,
+        after=(temperatures.clamp, ema.update),
+        holds=ram.label_set.constants,
+    )
 
 
 def _training(bench: Bench, batch: int) -> Iterator[Row]:
@@ -63,12 +69,20 @@ def _training(bench: Bench, batch: int) -> Iterator[Row]:
     tensors, taken = peak_gb(bench.device)
     how = "CUDA graph" if step.enabled else f"eager: {step.why_eager}" if step.why_eager else "eager"
     yield row(
-        f"train, {len(names):,} labels, EMA, batch {batch}", rate, "img/s", at_least=TARGETS.get(batch),
+        f"train, {len(names):,} labels, EMA, batch {batch}",
+        rate,
+        "img/s",
+        at_least=TARGETS.get(batch),
         note=f"{how}; loss {float(losses[0]):.3f} at first, {float(last):.3f} at last",
-    )  # fmt: skip
+    )
     if bench.device.type == "cuda":
-        yield row(f"train, memory, batch {batch}", taken, "GB", at_most=MEMORY.get(batch),
-                  note=f"most taken from the device; most in tensors {tensors:.2f} GB")  # fmt: skip
+        yield row(
+            f"train, memory, batch {batch}",
+            taken,
+            "GB",
+            at_most=MEMORY.get(batch),
+            note=f"most taken from the device; most in tensors {tensors:.2f} GB",
+        )
     if step.enabled:
         step.enabled = False
         eager = bench.rate(lambda: step(next(images), targets), batch)
@@ -82,7 +96,7 @@ def line_vocabulary(bench: Bench) -> Iterator[Row]:
     images = random_images(bench.batches[0], bench.pixels, bench.device, 1)[0]
     fresh = iter([label_names(count, seed) for seed in range(1, 20)])  # made beforehand; each is used once
     with torch.no_grad():
-        engine = FastRAM(ram, ram.encode_labels(label_names(count)), batch_size=bench.batches[0])
+        engine = GraphedRAM(fuse(ram), ram.encode_labels(label_names(count)), batch_size=bench.batches[0])
         engine(images)
         ready = host_seconds(lambda: engine.set_labels(ram.encode_labels(next(fresh))), bench.device)
         ids = torch.randint(1, text.config.vocab, (count, text.config.context), device=bench.device)
@@ -92,9 +106,13 @@ def line_vocabulary(bench: Bench) -> Iterator[Row]:
             lambda: (engine.set_labels(ram.encode_labels(next(fresh))), engine(images)), bench.device, repeats=3
         )
     yield row(
-        f"a new vocabulary of {count:,} labels ready", 1e3 * ready, "ms", at_most=100, baseline=1e3 * whole,
+        f"a new vocabulary of {count:,} labels ready",
+        1e3 * ready,
+        "ms",
+        at_most=100,
+        baseline=1e3 * whole,
         baseline_what=f"text tower on all {text.config.context} places, tokens given",
-    )  # fmt: skip
+    )
     yield row(f"the same, and {bench.batches[0]} images scored with it", 1e3 * both, "ms", note=engine.why_eager or "")
 
 
@@ -107,14 +125,23 @@ def line_solver(bench: Bench) -> Iterator[Row]:
     for size in sizes:
         found = bench_solver(bench.device, size, repeats=3)
         yield row(
-            f"solve_batch, B {size[0]}, M {size[1]}, N {size[2]:,}", found["ms"], "ms", baseline=found.get("pot_ms"),
-            baseline_what="POT's solve_batch", ratio_at_least=10 if gpu else 3, **{"note": ""} | found,
-        )  # fmt: skip
+            f"solve_batch, B {size[0]}, M {size[1]}, N {size[2]:,}",
+            found["ms"],
+            "ms",
+            baseline=found.get("pot_ms"),
+            baseline_what="POT's solve_batch",
+            ratio_at_least=10 if gpu else 3,
+            **{"note": ""} | found,
+        )
     found = bench_scores(bench.device, sizes[-1], repeats=3)
     yield row(
-        f"match_scores, B {found['B']}, M {found['M']}, N {found['N']:,}", found["ms"], "ms", baseline=found["plain_ms"],
-        baseline_what="softmax, solve_batch, sum", **found,
-    )  # fmt: skip
+        f"match_scores, B {found['B']}, M {found['M']}, N {found['N']:,}",
+        found["ms"],
+        "ms",
+        baseline=found["plain_ms"],
+        baseline_what="softmax, solve_batch, sum",
+        **found,
+    )
 
 
 TRAIN_LINES: dict[str, Line] = {

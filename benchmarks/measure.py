@@ -20,8 +20,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Row:
-    """One measured number. `ratio` is how many times better than the baseline it is (above 1: better); `ok` is None where no
-    target is set."""
+    """One measured number. `ratio` is how many times better than the baseline it is (above 1: better); `ok` is None
+    where no target is set."""
 
     what: str
     value: float | None
@@ -148,7 +148,8 @@ def peak_gb(device: torch.device) -> tuple[float, float]:
 
 
 def ceilings(device: torch.device) -> list[Row]:
-    """The device's copy bandwidth and its bf16 (float32 on a CPU) matrix rate: the two numbers that bound everything."""
+    """The device's copy bandwidth and its bf16 (float32 on a CPU) matrix rate: the two numbers that bound
+    everything."""
     gpu = device.type == "cuda"
     size, dtype = (1 << 28, torch.bfloat16) if gpu else (1 << 23, torch.float32)
     source = torch.randn(size, device=device, dtype=dtype)
@@ -165,7 +166,8 @@ def ceilings(device: torch.device) -> list[Row]:
 
 
 class LineTimeout(BaseException):
-    """A line took longer than it may. No `Exception`: code that goes on after failures must not go on after this one."""
+    """A line took longer than it may. No `Exception`: code that goes on after failures must not go on after this
+    one."""
 
 
 @contextmanager

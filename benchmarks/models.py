@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ramatch.config import RAMConfig, preset
-from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.backbone import Backbone, TowerConfig
+from ramatch.modeling.checkpoints.tokenizer import Tokenizer
 from ramatch.modeling.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from ramatch.modeling.ram import RAM, Labels
-from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.towers import TowerConfig
 
 from .measure import Row, seconds_per_call
 
@@ -37,7 +36,8 @@ WORDS = 9000
 
 
 def word_tokenizer(config: TowerConfig) -> Tokenizer:
-    """Whole words, so that "A photo of a w17 w4." has as many tokens as a label of two common words has with CLIP's own."""
+    """Whole words, so that "A photo of a w17 w4." has as many tokens as a label of two common words has with CLIP's
+    own."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import models, pre_tokenizers, processors
 
@@ -78,9 +78,14 @@ def random_ram(
     torch.manual_seed(0)
     with device:  # weights are made where they are used
         backbone = Backbone(
-            vision, words if text else None, dim, pixels, word_tokenizer(words) if text else None,
-            global_pool="cls+mean" if dino else "cls", name=f"random-{size}",
-        )  # fmt: skip
+            vision,
+            words if text else None,
+            dim,
+            pixels,
+            word_tokenizer(words) if text else None,
+            global_pool="cls+mean" if dino else "cls",
+            name=f"random-{size}",
+        )
         ram = RAM(backbone, preset(config) if isinstance(config, str) else config)
         with torch.no_grad():
             for name, p in ram.named_parameters():

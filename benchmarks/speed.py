@@ -1,8 +1,9 @@
 """Speed, each line with a baseline measured beside it in the same run: `python -m benchmarks.speed`.
 
-Weights are random and of real size (ViT-B/16; on a CPU the small model's), so nothing is downloaded: speed does not depend on
-what the numbers are, except for the transport solver's iterations, which get labels that differ.
-A line that fails or takes too long is reported as such and the others still run. See docs/performance.md for the method.
+Weights are random and of real size (ViT-B/16; on a CPU the small model's), so nothing is downloaded: speed does not
+depend on what the numbers are, except for the transport solver's iterations, which get labels that differ.
+A line that fails or takes too long is reported as such and the others still run. See docs/performance.md for the
+method.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ramatch.errors import RamatchError
 from ramatch.files import write_json
 from ramatch.memory import use_growing_segments
 
+from .compare import compare
 from .lines_cpu import CPU_LINES
 from .lines_profile import PROFILE_LINES
 from .lines_test import TEST_LINES
@@ -28,8 +30,9 @@ from .models import Bench, Line
 
 LINES: dict[str, Line] = {**TEST_LINES, **TRAIN_LINES, **PROFILE_LINES, **CPU_LINES}
 ON_GPU = (
-    "ceilings", "clip", "test", "train", "many", "retag", "vocabulary", "solver", "linear", "reference", "profile", "profile_train",
-)  # fmt: skip
+    *("ceilings", "clip", "test", "train", "many", "retag", "vocabulary", "solver", "linear", "reference"),
+    *("profile", "profile_train"),
+)
 ON_CPU = ("ceilings", "tag", "first", "solver")
 
 
@@ -70,8 +73,12 @@ def machine(device: torch.device) -> dict[str, str]:
     import transformers
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__,
-            "python": platform.python_version(), "threads": str(torch.get_num_threads())}  # fmt: skip
+    versions = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+    return {"device": name, **versions, "threads": str(torch.get_num_threads())}
 
 
 def format_row(entry: Row) -> str:
@@ -82,7 +89,8 @@ def format_row(entry: Row) -> str:
 
     ratio = "" if entry.ratio is None else f"{entry.ratio:.2f}×"
     verdict = "" if entry.ok is None else "ok" if entry.ok else "MISSED"
-    text = f"{entry.what:<78} {number(entry.value):>9} {entry.unit:<8} {number(entry.baseline) if entry.baseline else '':>9} "
+    baseline = number(entry.baseline) if entry.baseline else ""
+    text = f"{entry.what:<78} {number(entry.value):>9} {entry.unit:<8} {baseline:>9} "
     text += f"{ratio:>8}  {entry.target:<22} {verdict:<7}"
     return f"{text} {entry.note}".rstrip()
 
@@ -90,16 +98,9 @@ def format_row(entry: Row) -> str:
 HEADING = f"{'what':<78} {'value':>9} {'unit':<8} {'baseline':>9} {'ratio':>8}  {'target':<22} {'':<7} note"
 
 
-def show_speed(
-    device: str | torch.device | None = None,
-    lines: Sequence[str] | None = None,
-    *,
-    json: str | None = None,
-    **options: Any,
-) -> list[dict[str, Any]]:
-    """`bench_speed` with every row printed as it comes, and all of them in a JSON file if one is named."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    about = machine(device)
+def show_rows(measure: Callable[[Callable[[Row], None]], object], device: str | None, json: str | None) -> None:
+    """Print every row that `measure` reports as it comes, and write all of them to a JSON file if one is named."""
+    about = machine(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     print("  ".join(f"{k} {v}" for k, v in about.items()), HEADING, sep="\n", flush=True)
     rows: list[dict[str, Any]] = []
 
@@ -111,13 +112,12 @@ def show_speed(
         if json:  # after every row: a run that is cut short leaves what it had
             write_json(json, {"machine": about, "rows": rows})
 
-    bench_speed(device, lines, report=report, **options)
+    measure(report)
     missed = [entry["what"] for entry in rows if entry["ok"] is False]
     print(
         f"{len(missed)} of {sum(e['ok'] is not None for e in rows)} targets missed"
         + "".join(f"\n  {m}" for m in missed)
     )
-    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,13 +128,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds of one measurement")
     parser.add_argument("--compiled", action="store_true", help="also plain CLIP under torch.compile")
     parser.add_argument("--model", default=None, help="for the line `first`; default: the bundled one")
+    parser.add_argument(
+        "--baseline", default=None, metavar="DIR", help="a checkout to compare with, in turns, line by line"
+    )
+    parser.add_argument("--turns", type=int, default=2, metavar="N", help="of each side, with --baseline")
     parser.add_argument("--json", default=None, metavar="F", help="also write the rows to this file")
     args = parser.parse_args(argv)
     use_growing_segments()
-    show_speed(
-        args.device, args.lines.split(",") if args.lines else None, json=args.json, cap=args.cap, budget=args.budget,
-        compiled=args.compiled, model=args.model,
-    )  # fmt: skip
+    lines = args.lines.split(",") if args.lines else None
+
+    def alone(report: Callable[[Row], None]) -> None:
+        options = {"cap": args.cap, "budget": args.budget, "compiled": args.compiled, "model": args.model}
+        bench_speed(args.device, lines, report=report, **options)
+
+    def beside(report: Callable[[Row], None]) -> None:
+        same = [
+            "--cap",
+            str(args.cap),
+            "--budget",
+            str(args.budget),
+            *(["--device", args.device] if args.device else []),
+        ]
+        for entry in compare(args.baseline, lines, turns=args.turns, arguments=same):
+            report(entry)
+
+    show_rows(beside if args.baseline else alone, args.device, args.json)
     return 0
 
 

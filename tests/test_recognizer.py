@@ -1,4 +1,5 @@
-"""Recognizer: any kind of image, any vocabulary, the trunk run once, models saved and loaded, probabilities of both kinds."""
+"""Recognizer: any kind of image, any vocabulary, the trunk run once, models saved and loaded, probabilities of both
+kinds."""
 
 from __future__ import annotations
 
@@ -62,11 +63,18 @@ def test_every_kind_of_image_gives_the_same_prediction(tmp_path):
     recognizer = make(cache=0)
     first = recognizer.predict(path)
     kinds = {
-        "str": str(path), "PIL": photo, "array": array, "tensor": torch.from_numpy(array.copy()).permute(2, 0, 1),
-        "float array": array / 255.0, "float tensor": torch.from_numpy(array / 255.0).permute(2, 0, 1),
-        "bytes": data, "bytearray": bytearray(data), "memoryview": memoryview(data), "stream": io.BytesIO(data),
+        "str": str(path),
+        "PIL": photo,
+        "array": array,
+        "tensor": torch.from_numpy(array.copy()).permute(2, 0, 1),
+        "float array": array / 255.0,
+        "float tensor": torch.from_numpy(array / 255.0).permute(2, 0, 1),
+        "bytes": data,
+        "bytearray": bytearray(data),
+        "memoryview": memoryview(data),
+        "stream": io.BytesIO(data),
         "opened PIL": Image.open(path),
-    }  # fmt: skip
+    }
     for kind, image in kinds.items():
         found = recognizer.predict(image)
         same(found, first)
@@ -168,10 +176,10 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_used():
         assert [runs(a), runs(b), runs(a), runs(c)] == [True, True, False, True]
         assert [runs(a), runs(b)] == [False, True]  # b was used longest ago, so it had to go
     recognizer.predict([picture(i) for i in range(10, 17)])
-    assert len(recognizer._trunks) == 2
-    for trunk in recognizer._trunks.values():  # a slice would keep its whole batch in memory
-        for tensor in (trunk.image, trunk.local, *trunk.taps):
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    assert len(recognizer.trunks) == 2
+    assert recognizer.trunks.tensors
+    for tensor in recognizer.trunks.tensors:  # a slice would keep its whole batch in memory
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def test_batches_of_seen_new_and_repeated_images():
@@ -196,7 +204,7 @@ def test_another_vocabulary_or_matcher_for_one_call_changes_nothing_else():
     assert far(recognizer.predict(photo, matcher="average"), before)
     assert recognizer.labels == tuple(LABELS)
     with pytest.raises(RuntimeError, match="boom"):
-        recognizer._recognise(None, _Boom(), "ot")  # type: ignore[arg-type]
+        recognizer.predict(photo, vocabulary=_Boom(), matcher="ot")  # type: ignore[arg-type]
     assert recognizer.ram.config is config
     same(recognizer.predict(photo), before)
 
@@ -250,7 +258,7 @@ def test_without_calibration_probabilities_are_relative_to_the_vocabulary(preset
         found = recognizer.predict(photo)
         assert not found.calibrated
         with torch.no_grad():
-            pixels = ram.preprocess.normalise(ram.preprocess.resize(photo)[None])
+            pixels = ram.preprocess.normalize(ram.preprocess.resize(photo)[None])
             output = ram(pixels, labels)
             image, region = output.image / ram.tau_global, output.region / ram.tau_region
             expected = (image.softmax(-1) + region.softmax(-1))[0] / 2
@@ -277,7 +285,7 @@ def test_calibrated_probabilities_are_used_where_there_are_any(tmp_path, calibra
     assert found.calibrated
     ram = recognizer.ram
     with torch.no_grad():
-        output = ram(ram.preprocess.normalise(ram.preprocess.resize(picture())[None]), LABELS)
+        output = ram(ram.preprocess.normalize(ram.preprocess.resize(picture())[None]), LABELS)
     features = torch.stack([output.image, output.region, output.best], -1)
     np.testing.assert_allclose(found.probabilities, np.asarray(calibrator(features))[0], atol=1e-5)
     assert abs(found.probabilities.sum() - 1) > 0.1
@@ -369,8 +377,8 @@ def test_files_are_streamed_with_a_bounded_look_ahead(tmp_path):
         picture(i, (36, 36)).save(path)
     recognizer = make()
     decoded: list[str] = []
-    load = recognizer._load
-    recognizer._load = lambda image: decoded.append(str(image)) or load(image)  # type: ignore[method-assign]
+    load = recognizer.load
+    recognizer.load = lambda image: decoded.append(str(image)) or load(image)  # type: ignore[method-assign]
     stream = predict_files(recognizer, paths, batch_size=3)
     first = next(stream)
     stream.close()

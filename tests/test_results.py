@@ -19,10 +19,17 @@ def prediction(grid: tuple[int, int] = (2, 3), *, maps: bool = True, **changes: 
     m, n = grid[0] * grid[1], len(LABELS)
     plan = np.random.default_rng(0).random((m, n)).astype(np.float32)
     values: dict = {
-        "labels": LABELS, "probabilities": np.array([0.5, 0.9, 0.1, 0.5]), "scores": np.array([1.0, 3.0, -2.0, 1.0]),
-        "calibrated": True, "grid": grid, "plan": plan / plan.sum(0), "similarities": np.zeros((m, n)),
-        "marginal": np.full(m, 1 / m), "source": "a.jpg", "size": (30, 20),
-    }  # fmt: skip
+        "labels": LABELS,
+        "probabilities": np.array([0.5, 0.9, 0.1, 0.5]),
+        "scores": np.array([1.0, 3.0, -2.0, 1.0]),
+        "calibrated": True,
+        "grid": grid,
+        "plan": plan / plan.sum(0),
+        "similarities": np.zeros((m, n)),
+        "marginal": np.full(m, 1 / m),
+        "source": "a.jpg",
+        "size": (30, 20),
+    }
     if not maps:
         values |= {"plan": None, "similarities": None, "marginal": None}
     return Prediction(**(values | changes))
@@ -43,9 +50,12 @@ def test_a_result_is_frozen_and_checks_its_shapes():
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.calibrated = False  # type: ignore[misc]
     for name, wrong in (
-        ("probabilities", np.zeros(3)), ("scores", np.zeros((1, 4))), ("plan", np.zeros((6, 3))),
-        ("marginal", np.zeros(5)), ("similarities", np.zeros((4, 6))),
-    ):  # fmt: skip
+        ("probabilities", np.zeros(3)),
+        ("scores", np.zeros((1, 4))),
+        ("plan", np.zeros((6, 3))),
+        ("marginal", np.zeros(5)),
+        ("similarities", np.zeros((4, 6))),
+    ):
         with pytest.raises(ValueError, match=name):
             prediction(**{name: wrong})
 
@@ -121,3 +131,11 @@ def test_plot(tmp_path):
     assert "<svg" in (tmp_path / "maps.svg").read_text()[:1000]
     with pytest.raises(RamatchError, match="plot\\(image\\)"):
         prediction(source=None).plot()
+
+
+def test_a_result_shows_its_best_labels_in_one_line():
+    shown = repr(prediction())
+    assert shown.startswith(f"Prediction(a.jpg: {LABELS[1]} 0.90, ")
+    assert shown.endswith(f"of {len(LABELS)} labels)")
+    assert "\n" not in shown
+    assert repr(prediction(source=None)).startswith("Prediction(image: ")

@@ -26,10 +26,11 @@ class Tag(NamedTuple):
 class Prediction:
     """One image's answer for every label of the vocabulary.
 
-    labels: N names. scores (N,): for ranking. probabilities (N,) in [0, 1]; `calibrated` says of which kind: calibrated ones
-    answer "is it there?" for each label by itself, others share out one certainty among the labels of the vocabulary and
-    so sum to 1. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps
-    were asked for; each column of the plan sums to 1. source: the file's name; size: (width, height) of the image.
+    labels: N names. scores (N,): for ranking. probabilities (N,) in [0, 1]; `calibrated` says of which kind: calibrated
+    ones answer "is it there?" for each label by itself, others share out one certainty among the labels of the
+    vocabulary and so sum to 1. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal (M,) are
+    there when maps were asked for; each column of the plan sums to 1. source: the file's name; size: (width, height) of
+    the image.
     """
 
     labels: tuple[str, ...]
@@ -56,6 +57,10 @@ class Prediction:
             if value is not None and value.shape != shape:
                 raise ValueError(f"{name} has shape {value.shape}, expected {shape}")
 
+    def __repr__(self) -> str:
+        best = ", ".join(f"{tag.label} {tag.probability:.2f}" for tag in self.top(3))
+        return f"Prediction({self.source or 'image'}: {best}, of {len(self.labels)} labels)"
+
     def tags(self) -> list[Tag]:
         """All labels, best first; ties in the order of the vocabulary."""
         order = np.argsort(-self.scores, kind="stable")
@@ -73,8 +78,9 @@ class Prediction:
         """Where a label is, over the grid (rows, columns), in [0, 1] with the largest at 1.
 
         kind "similarity": how much each region looks like the label, which shows the whole object; "plan": the label's
-        transport weights, which show where it won against the other labels (the paper's individual view). `size` = (width,
-        height) resizes smoothly to an image. The map says where the label would be; whether it is there says its probability.
+        transport weights, which show where it won against the other labels (the paper's individual view). `size` =
+        (width, height) resizes smoothly to an image. The map says where the label would be; whether it is there says
+        its probability.
         """
         if label not in self.labels:
             raise RamatchError(f"'{label}' is not in the vocabulary of this prediction")
@@ -112,21 +118,14 @@ class Prediction:
 
     def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
         """Plain data for JSON: the chosen labels with probability and score, and their maps if asked for."""
-        tags = self.tags()
-        if threshold is not None:
-            tags = [tag for tag in tags if tag.probability >= threshold]
-        if top is not None:
-            tags = tags[:top]
-        entries = []
-        for tag in tags:
-            entry: dict[str, Any] = {
-                "label": tag.label,
-                "probability": round(tag.probability, 4),
-                "score": round(tag.score, 5),
-            }
-            if maps:
-                entry["map"] = self.heatmap(tag.label).astype(float).round(3).tolist()
-            entries.append(entry)
+        tags = self.tags() if threshold is None else self.above(threshold)
+        entries: list[dict[str, Any]] = [
+            {"label": tag.label, "probability": round(tag.probability, 4), "score": round(tag.score, 5)}
+            for tag in tags[:top]
+        ]
+        if maps:
+            for entry in entries:
+                entry["map"] = self.heatmap(entry["label"]).astype(float).round(3).tolist()
         out: dict[str, Any] = {"image": self.source, "labels": entries, "calibrated": self.calibrated}
         if self.size is not None:
             out["width"], out["height"] = self.size

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -18,28 +13,28 @@ from torch import Tensor
 
 from .config import RAMConfig
 from .config import preset as named_preset
-from .data.images import ImageError, load_image
+from .data.images import load_image
+from .data.prefetch import Loaded, chunks, is_single, prefetch, source_of
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator
 from .files import write_json
 from .modeling.backbone import Backbone
+from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
 from .modeling.checkpoints.loading import BUNDLED, bundled_model, read_json
-from .modeling.fast import FastOutput, FastRAM, FastTrunk, suits
+from .modeling.fuse import fuse
+from .modeling.graph import GraphedRAM
 from .modeling.matching import MATCHERS
-from .modeling.ram import RAM, Labels, Output
-from .modeling.region_set import Trunk
+from .modeling.ram import RAM, Labels
 from .modeling.text import clean_labels
 from .prediction import Prediction
 
 Vocabulary = Labels
-Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
 PATIENCE = 4  # batches of one size before it gets a CUDA graph: one photo is tagged before that would be recorded
-SINGLE = (str, os.PathLike, bytes, bytearray, memoryview)
 
 
 class Recognizer:
-    """Open-vocabulary multi-label recognition. One object serves one thread at a time.
+    """Open-vocabulary multi-label recognition. Threads may share one, each with a vocabulary and a matcher of its own.
 
     >>> recognizer = Recognizer.from_pretrained("ramatch-mini")
     >>> recognizer.set_vocabulary(["dog", "umbrella", "kite"])
@@ -47,21 +42,24 @@ class Recognizer:
     """
 
     def __init__(
-        self, ram: RAM, *, calibrator: Calibrator | None = None, name: str = "model", cache: int = 64, fast: bool | None = None
-    ) -> None:  # fmt: skip
+        self,
+        ram: RAM,
+        *,
+        calibrator: Calibrator | None = None,
+        name: str = "model",
+        cache: int = 64,
+        fast: bool | None = None,
+    ) -> None:
         """`cache`: how many images' trunks are kept, so that a new vocabulary does not run the image tower again.
 
-        `fast`: predict with `FastRAM`, which holds a rearranged copy of the weights, where it computes the same and nobody asks for
-        maps or another matcher; by default on a GPU.
+        `fast`: predict with a fused copy of the weights (see `fuse`), as CUDA graphs on a GPU; by default there.
         """
         self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
         self.vocabulary: Vocabulary | None = None
-        self.fast = fast
-        self._engine: FastRAM | None = None
-        self._engine_labels: Vocabulary | None = None
-        self._busy = Lock()
-        self._trunks: OrderedDict[str, Trunk | FastTrunk] = OrderedDict()
-        self._cache = cache
+        self.fast = ram.backbone.device.type == "cuda" if fast is None else fast
+        self.trunks = TrunkCache(cache)
+        self._engine: GraphedRAM | None = None
+        self._making = Lock()
 
     @classmethod
     def from_pretrained(
@@ -74,15 +72,15 @@ class Recognizer:
         backbone: str | None = None,
         preset: str | RAMConfig = "ramatch",
         image_size: int | tuple[int, int] | None = None,
-        cache: int = 64,
-        fast: bool | None = None,
+        **options: Any,
     ) -> Recognizer:
         """From a bundled model's name, a folder written by `save_pretrained` (or the run folder around it), or any CLIP
         (hub id, folder, state dict).
 
-        A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and `image_size`
-        set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it for models that say
-        it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
+        A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and
+        `image_size` set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it
+        for models that say it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
+        `options`: `cache` and `fast`.
         """
         device = _device(device)
         folder = bundled_model(str(name)) or Path(name).expanduser()
@@ -105,7 +103,7 @@ class Recognizer:
         ram.to(device)
         ram.backbone.to(dtype)
         ram.region_set.to(dtype)
-        return cls(ram, calibrator=calibrator, name=str(name), cache=cache, fast=fast)
+        return cls(ram, calibrator=calibrator, name=str(name), **options)
 
     def save_pretrained(self, folder: str | Path, *, with_backbone: bool = False, half: bool = False) -> None:
         """Write adapters (a few MB), settings and calibration; the backbone too if the folder shall stand alone."""
@@ -126,6 +124,15 @@ class Recognizer:
         """Whether probabilities are calibrated: each label's own. Otherwise they are relative to the vocabulary."""
         return self.calibrator is not None
 
+    @property
+    def engine(self) -> GraphedRAM:
+        """What runs the model, made at its first use."""
+        with self._making:
+            if self._engine is None:
+                ram = fuse(self.ram) if self.fast else self.ram
+                self._engine = GraphedRAM(ram, best=self.calibrator is not None, batch_size=1, patience=PATIENCE)
+            return self._engine
+
     def set_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> None:
         """Encode the labels once; every later `predict` uses them."""
         self.vocabulary = self.encode_vocabulary(labels, templates=templates)
@@ -133,30 +140,14 @@ class Recognizer:
     @torch.inference_mode()
     def encode_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> Vocabulary:
         """An encoded vocabulary for `predict(vocabulary=…)`, when several are in use."""
-        names = clean_labels(labels)
-        if templates is None:
-            return self.ram.encode_labels(names)
-        label_set = self.ram.label_set
-        kept = label_set.config
-        label_set.config = kept.replace(templates=tuple(templates))
-        try:
-            return self.ram.encode_labels(names)
-        finally:
-            label_set.config = kept
+        return self.ram.encode_labels(clean_labels(labels), templates)
 
     @overload
-    def predict(
-        self, images: list | tuple, *, vocabulary: Vocabulary | None = ..., matcher: str | None = ..., maps: bool = ...,
-        plan: bool = ..., batch_size: int = ...,
-    ) -> list[Prediction]: ...  # fmt: skip
+    def predict(self, images: list | tuple, **options: Any) -> list[Prediction]: ...
     @overload
-    def predict(
-        self, images: Any, *, vocabulary: Vocabulary | None = ..., matcher: str | None = ..., maps: bool = ...,
-        plan: bool = ..., batch_size: int = ...,
-    ) -> Any: ...  # fmt: skip
+    def predict(self, images: Any, **options: Any) -> Any: ...
 
-    @torch.inference_mode()
-    def predict(
+    def predict(  # type: ignore[misc]
         self,
         images: Any,
         *,
@@ -171,162 +162,86 @@ class Recognizer:
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
         `maps` (or `plan`) keeps what heat maps and pictures need.
 
-        `Prediction.calibrated` says which kind of probabilities one has. Calibrated: one number per label, whatever else
-        was asked for; 0.5 means even odds. Not calibrated: the paper's score, the mean of two softmaxes over the
+        `Prediction.calibrated` says which kind of probabilities one has. Calibrated: one number per label, whatever
+        else was asked for; 0.5 means even odds. Not calibrated: the paper's score, the mean of two softmaxes over the
         vocabulary; it sums to 1, so it only compares the labels of this vocabulary (a single label always gets 1).
         """
-        vocabulary = vocabulary or self.vocabulary
-        if vocabulary is None:
-            raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
-        if matcher is not None and matcher not in MATCHERS:
-            raise RamatchError(f"unknown matcher '{matcher}'; known: {', '.join(MATCHERS)}")
         if batch_size < 1:
             raise RamatchError(f"batch_size must be at least 1, got {batch_size}")
-        if is_single(images):
-            return self.predict([images], vocabulary=vocabulary, matcher=matcher, maps=maps, plan=plan)[0]
+        vocabulary, single = self._checked(vocabulary, matcher), is_single(images)
         out: list[Prediction] = []
-        for chunk in _chunks(images, batch_size):
-            loaded = [self._load(image) for image in chunk]
+        for chunk in chunks([images] if single else images, batch_size):
+            loaded = [self.load(image) for image in chunk]
             out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, maps=maps or plan)
-        return out
+        return out[0] if single else out
+
+    def load(self, image: Any) -> Loaded:
+        """Decode and resize one image: pixels uint8 (3, H, W), the source's name, the original (width, height)."""
+        picture = load_image(image)
+        return self.ram.preprocess.resize(picture), source_of(image), picture.size
 
     @torch.inference_mode()
     def predict_loaded(
         self,
-        loaded: list[Loaded],
+        loaded: Sequence[Loaded],
         *,
         vocabulary: Vocabulary | None = None,
         matcher: str | None = None,
         maps: bool = False,
     ) -> list[Prediction]:
-        """Predictions of one batch of images that are decoded and resized already."""
+        """Predictions of one batch of images that `load` has decoded and resized."""
+        vocabulary = self._checked(vocabulary, matcher)
+        if not loaded:
+            return []
+        engine, matcher = self.engine, None if matcher == self.ram.config.matcher else matcher
+        engine.make_room(len(loaded))
+        trunk = self.trunks.get([pixels for pixels, _, _ in loaded], engine.trunk)
+        output = engine.recognize(trunk, vocabulary, plan=maps, matcher=matcher)
+        if self.calibrator is not None:
+            features = [output.image, output.region, output.best]
+            probabilities = scores = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), vocabulary.names))
+        else:  # the paper's normalized mean of s_G and s_R
+            probabilities, scores = _array(self.ram.score(output, "softmax")), _array(cast(Tensor, output.scores))
+        shown: dict[str, np.ndarray] = {}
+        if output.sim is not None and output.match is not None:
+            plan = output.match.plan / output.mass
+            tensors = {"similarities": output.sim, "plan": plan, "marginal": output.match.marginal}
+            shown = {name: _array(value) for name, value in tensors.items()}
+        common = {"labels": vocabulary.names, "calibrated": self.calibrated, "grid": output.grid}
+        rows = {"probabilities": probabilities, "scores": scores} | shown
+        return [
+            Prediction(**common, source=source, size=size, **{name: value[i] for name, value in rows.items()})  # type: ignore[arg-type]
+            for i, (_, source, size) in enumerate(loaded)
+        ]
+
+    def _checked(self, vocabulary: Vocabulary | None, matcher: str | None) -> Vocabulary:
         vocabulary = vocabulary or self.vocabulary
         if vocabulary is None:
             raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
-        pixels = [pixels for pixels, _, _ in loaded]
-        if loaded and not maps and matcher in (None, self.ram.config.matcher) and suits(self.ram, self.fast):
-            with self._busy:  # the engine has one place for a vocabulary and one for a batch
-                engine = self._engine_for(vocabulary, len(loaded))
-                kept = self._trunk(pixels, "fast", lambda fresh: engine.trunk(torch.stack(fresh)))
-                assert isinstance(kept, FastTrunk)
-                output = engine.recognise(kept)
-            return self._predictions(output, kept.grid, vocabulary, loaded)
-        with self._busy:  # what one thread looks up in the cache another might throw out
-            trunk = self._trunk(pixels, "plain", lambda fresh: self.ram.trunk(self._normalised(torch.stack(fresh))))
-        assert isinstance(trunk, Trunk)
-        whole = self._recognise(trunk, vocabulary, matcher)
-        return self._predictions(whole, whole.grid, vocabulary, loaded, whole if maps else None)
+        if matcher is not None and matcher not in MATCHERS:
+            raise RamatchError(f"unknown matcher '{matcher}'; known: {', '.join(MATCHERS)}")
+        return vocabulary
 
-    def _engine_for(self, vocabulary: Vocabulary, count: int) -> FastRAM:
-        """The engine, made at its first use, with this vocabulary and room for so many images."""
-        if self._engine is None:
-            best = self.calibrator is not None
-            self._engine = FastRAM(
-                self.ram, batch_size=count, dtype=self.ram.backbone.dtype, best=best, patience=PATIENCE
-            )
-        self._engine.batch_size = max(self._engine.batch_size, count)
-        if self._engine_labels is not vocabulary:
-            self._engine.set_labels(vocabulary)
-            self._engine_labels = vocabulary
-        return self._engine
 
-    def _recognise(self, trunk: Trunk, vocabulary: Vocabulary, matcher: str | None) -> Output:
-        own = self.ram.config
-        try:
-            if matcher is not None:
-                self.ram.config = own.replace(matcher=matcher)
-            return self.ram.recognise(trunk, vocabulary)
-        finally:
-            self.ram.config = own
-
-    def _load(self, image: Any) -> Loaded:
-        """Pixels uint8 (3, H, W), the source's name, the original (width, height)."""
-        picture = load_image(image)
-        return self.ram.preprocess.resize(picture), _source(image), picture.size
-
-    def _trunk(
-        self, pixels: list[Tensor], kind: str, make: Callable[[list[Tensor]], Trunk | FastTrunk]
-    ) -> Trunk | FastTrunk:
-        """Trunks of a batch, of one kind, from the cache where the same pixels were seen before."""
-        if not self._cache:
-            return make(pixels)
-        keys = [f"{kind} {_key(p)}" for p in pixels]
-        fresh = {key: p for key, p in zip(keys, pixels, strict=True) if key not in self._trunks}
-        for key in keys:
-            if key in self._trunks:
-                self._trunks.move_to_end(key)  # the least recently used goes first
-        found: dict[str, Any] = {}
-        if fresh:
-            new = make(list(fresh.values()))
-            found = {key: new[i : i + 1] for i, key in enumerate(fresh)}
-        if list(fresh) == keys:  # the usual case: nothing to put together
-            batch = new
-        else:
-            parts: list[Any] = [found[key] if key in found else self._trunks[key] for key in keys]
-            batch = parts[0].cat(parts)
-        self._keep(found)
-        return batch
-
-    def _keep(self, trunks: dict[str, Trunk | FastTrunk]) -> None:
-        for key, trunk in list(trunks.items())[-self._cache :]:
-            self._trunks[key] = trunk.clone()  # a slice would hold the whole batch in memory
-        while len(self._trunks) > self._cache:
-            self._trunks.popitem(last=False)
-
-    def _normalised(self, pixels: Tensor) -> Tensor:
-        return self.ram.preprocess.normalise(pixels.to(self.device)).to(self.ram.backbone.dtype)
-
-    def _relative(self, output: Output | FastOutput) -> Tensor:
-        """The paper's normalised mean ½ (softmax(s_G / τ_G) + softmax(s_R / τ_R)) over the vocabulary, (B, N)."""
-        region, image = output.region / self.ram.tau_region, output.image / self.ram.tau_global
-        return (region.softmax(-1) + image.softmax(-1)) / 2
-
-    def _predictions(
-        self,
-        output: Output | FastOutput,
-        grid: tuple[int, int],
-        vocabulary: Vocabulary,
-        loaded: list[Loaded],
-        whole: Output | None = None,
-    ) -> list[Prediction]:
-        """`whole`: what maps are made of, if they are wanted."""
-        if self.calibrator is not None:
-            assert output.best is not None
-            features = torch.stack([output.image, output.region, output.best], dim=-1).cpu()
-            probabilities = np.asarray(self.calibrator(features, vocabulary.names))
-            ranking = probabilities
-        else:
-            probabilities = self._relative(output).float().cpu().numpy()
-            ranking = self.ram.score(output).float().cpu().numpy()
-        plan = similarities = marginal = None
-        if whole is not None:
-            plan = (whole.match.plan / whole.mass).float().cpu().numpy()
-            similarities = whole.sim.float().cpu().numpy()
-            marginal = whole.match.marginal.float().cpu().numpy()
-        return [
-            Prediction(
-                labels=vocabulary.names,
-                probabilities=probabilities[i],
-                scores=ranking[i],
-                calibrated=self.calibrated,
-                grid=grid,
-                similarities=None if similarities is None else similarities[i],
-                plan=None if plan is None else plan[i],
-                marginal=None if marginal is None else marginal[i],
-                source=source,
-                size=size,
-            )
-            for i, (_, source, size) in enumerate(loaded)
-        ]
+def predict_files(
+    recognizer: Recognizer,
+    paths: Sequence[str | Path],
+    *,
+    batch_size: int = 16,
+    failed: list[tuple[str, str]] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Iterator[Prediction]:
+    """Predictions of many files, in order (see `prefetch`). `options`: those of `Recognizer.predict_loaded`."""
+    for batch in prefetch(paths, recognizer.load, batch_size, failed, progress):
+        yield from recognizer.predict_loaded(batch, **options)
 
 
 def zero_shot(config: RAMConfig, backbone: Backbone) -> RAMConfig:
     """Settings for a frozen model without any learned part."""
     layers = backbone.vision.config.layers
-    return config.replace(
-        tss=False, visual_prompts=0, prompts="none", adapted_layers=min(config.adapted_layers, layers),
-        saa_layers=min(config.saa_layers, layers),
-    )  # fmt: skip
+    counts = {name: min(getattr(config, name), layers) for name in ("adapted_layers", "saa_layers")}
+    return config.replace(tss=False, visual_prompts=0, prompts="none", **counts)
 
 
 def cpu_has_bfloat16() -> bool:
@@ -335,73 +250,8 @@ def cpu_has_bfloat16() -> bool:
     return any(check() for check in checks if check is not None)
 
 
-def is_single(images: Any) -> bool:
-    """Whether this is one image rather than a collection of them."""
-    if isinstance(images, (*SINGLE, np.ndarray, Tensor)):
-        return not (isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4)
-    return hasattr(images, "read") or hasattr(images, "convert")
-
-
-def predict_files(
-    recognizer: Recognizer,
-    paths: Sequence[str | Path],
-    *,
-    maps: bool = False,
-    matcher: str | None = None,
-    batch_size: int = 16,
-    failed: list[tuple[str, str]] | None = None,
-    progress: bool = False,
-) -> Iterator[Prediction]:
-    """Predictions of many files, in order, while the next ones are decoded in the background; memory does not grow.
-
-    A file that cannot be read is added to `failed` as (path, reason) and skipped; without that list it is an error.
-    """
-    from tqdm import tqdm  # comes with transformers
-
-    def decode(path: str | Path) -> Any:
-        try:
-            return recognizer._load(path)
-        except RamatchError as error:
-            if failed is None:
-                raise
-            return ImageError(str(error), name=str(path), reason=getattr(error, "reason", None))
-
-    ahead: deque[Future] = deque()
-    waiting = iter(paths)
-    bar = tqdm(total=len(paths), unit="img", disable=not progress, leave=False)
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        try:
-            for path in islice(waiting, 2 * batch_size):
-                ahead.append(pool.submit(decode, path))
-            while ahead:
-                batch: list[Loaded] = []
-                while ahead and len(batch) < batch_size:
-                    item = ahead.popleft().result()
-                    if (following := next(waiting, None)) is not None:
-                        ahead.append(pool.submit(decode, following))
-                    bar.update()
-                    if isinstance(item, ImageError):
-                        assert failed is not None
-                        failed.append((str(item.name), item.reason))
-                    else:
-                        batch.append(item)
-                if batch:
-                    yield from recognizer.predict_loaded(batch, matcher=matcher, maps=maps)
-        finally:
-            for future in ahead:
-                future.cancel()
-            bar.close()
-
-
-def _chunks(items: Iterable, size: int) -> Iterable[list]:
-    chunk: list = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.float().cpu().numpy()
 
 
 def _device(name: str | torch.device | None) -> torch.device:
@@ -413,15 +263,3 @@ def _device(name: str | torch.device | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RamatchError("device 'cuda' was asked for, but torch sees no CUDA GPU; use cpu")
     return device
-
-
-def _source(image: Any) -> str | None:
-    """What to call this image: its path, or the name a file object or PIL image carries."""
-    if isinstance(image, (str, os.PathLike)):
-        return str(image)
-    name = getattr(image, "filename", None) or getattr(image, "name", None)
-    return name if isinstance(name, str) and name else None
-
-
-def _key(pixels: Tensor) -> str:
-    return hashlib.blake2b(pixels.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.counts import least_bytes, operations, plain_operations
 from benchmarks.models import CLIP_VISION, TINY_VISION, random_images, random_labels, random_ram
 from ramatch.config import preset
-from ramatch.modeling.fast import FastRAM
+from ramatch.modeling.fuse import fuse
 
 CPU = torch.device("cpu")
 
@@ -23,15 +23,13 @@ def test_counted_operations_run(changes) -> None:
     config = preset("paper", matcher="average", **changes)  # the solver's sums are no matrix products
     ram = random_ram("tiny", config, CPU, text=False)
     labels = random_labels(64, 64, CPU)  # a multiple of the padding
-    engine = FastRAM(ram, labels, batch_size=2)
-    # the counter does not know products in place by itself
-    inplace = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a.shape[0] * a.shape[1] * b.shape[1]}
-    inplace[torch.ops.aten.addmm_]._get_raw = True  # type: ignore[attr-defined]
+    fused = fuse(ram)
     with (
-        FlopCounterMode(display=False, custom_mapping=inplace) as counter,
+        torch.no_grad(),
+        FlopCounterMode(display=False) as counter,
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     ):
-        engine.path.recognise(engine.path.trunk(random_images(2, (64, 64), CPU, 1)[0]), engine._need())
+        fused.recognize(fused.trunk(random_images(2, (64, 64), CPU, 1)[0]), labels)
     counted = sum(operations(TINY_VISION, 64, config, 64).values())
     # the mask's little convolution is left out on paper
     assert 2 * counted == pytest.approx(counter.get_total_flops(), rel=1e-3)

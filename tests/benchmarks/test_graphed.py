@@ -46,9 +46,14 @@ class Run:
     def graphed(self, **options) -> GraphedStep:
         held = self.ram.label_set
         return GraphedStep(
-            self.step, self.optimizers, parameters=self.parameters.values(), clip_norm=CONFIG.clip_norm,
-            after=(self.temperatures.clamp, self.ema.update), holds=lambda: copy.copy(vars(held)), **options,
-        )  # fmt: skip
+            self.step,
+            self.optimizers,
+            parameters=self.parameters.values(),
+            clip_norm=CONFIG.clip_norm,
+            after=(self.temperatures.clamp, self.ema.update),
+            holds=lambda: copy.copy(vars(held)),
+            **options,
+        )
 
 
 def batches(count: int, device: str = "cpu"):
@@ -156,8 +161,9 @@ def test_what_surrounds_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_graph_on_the_gpu() -> None:
-    # two runs on a GPU differ in the last bits of atomically added gradients, and Adam's first steps divide small gradients by
-    # their own size: 1e-4 was exceeded by 7 %; a wrong rate or a skipped step changes weights by 1e-2, the rate
+    # two runs on a GPU differ in the last bits of atomically added gradients, and Adam's first steps divide small
+    # gradients by their own size: 1e-4 was exceeded by 7 %; a wrong rate or a skipped step changes weights by 1e-2, the
+    # rate
     graphed = compare("cuda", WARMUP + 6, 1e-3)
     assert graphed.why_eager is None
     assert graphed._graph is not None

@@ -8,15 +8,21 @@ import time
 import pytest
 import torch
 
-from benchmarks import measure, speed
+from benchmarks import compare, measure, speed
 from benchmarks.lines_profile import kind_of
 from benchmarks.models import CLIP_TEXT, label_names, random_labels, random_ram, word_tokenizer
 from ramatch.errors import RamatchError
 
 TINY = {
-    "size": "tiny", "batches": (2, 4), "train_batches": (2, 4), "labels": 11, "many_labels": 40, "train_labels": 9,
-    "new_labels": 7, "budget": 0.002,
-}  # fmt: skip
+    "size": "tiny",
+    "batches": (2, 4),
+    "train_batches": (2, 4),
+    "labels": 11,
+    "many_labels": 40,
+    "train_labels": 9,
+    "new_labels": 7,
+    "budget": 0.002,
+}
 CPU = torch.device("cpu")
 
 
@@ -100,6 +106,30 @@ def test_command_writes_json(tmp_path, capsys) -> None:
     assert saved["machine"]["torch"] == torch.__version__
     assert [r["unit"] for r in saved["rows"]][:2] == ["GB/s", "TFLOP/s"]
     assert "ceiling: copy" in capsys.readouterr().out
+
+
+def test_before_and_after_take_turns(tmp_path) -> None:
+    """Medians of both sides, bars on their ratio, and the new side's own targets."""
+    (tmp_path / "src" / "ramatch").mkdir(parents=True)
+    rates = {tmp_path: iter([100.0, 300.0, 200.0]), compare.ROOT: iter([150.0, 180.0, 900.0])}
+    name, asked = "test, 1,006 labels, paper preset, batch 32", []
+
+    def run(side, arguments):
+        asked.append((side, list(arguments)))
+        rows = [measure.row(name, next(rates[side]), "img/s"), measure.row("retagging", 9.0, "img/s", at_least=10)]
+        return [entry.to_dict() for entry in [*rows, measure.row("a line took", 3.0, "s")]]
+
+    rows = list(compare.compare(tmp_path, ["test"], turns=3, arguments=["--cap", "9"], run=run))
+    assert [side == tmp_path for side, _ in asked] == [True, False, False, True, True, False]
+    assert all(arguments == ["--lines", "test", "--cap", "9"] for _, arguments in asked)
+    found = {entry.what: entry for entry in rows}
+    assert (found[name].value, found[name].baseline, found[name].ratio) == (180.0, 200.0, 0.9)
+    assert found[name].ok is False  # the bar is 0.95
+    assert found["retagging"].ok is None
+    assert found["by itself: retagging"].ok is False
+    assert len(rows) == 3
+    with pytest.raises(RamatchError, match="no checkout of ramatch"):
+        list(compare.compare(tmp_path / "none", run=run))
 
 
 def test_labels_and_tokens_are_realistic() -> None:

@@ -37,7 +37,7 @@ def layer(block, x, allowed):
 
 
 def naive(model, sentences, prompts, start):
-    """Every sentence at the full context (77 for CLIP), prompts inserted at and removed after each layer from `start`."""
+    """Every sentence at the full context (77 for CLIP), prompts put in and taken out at each layer from `start`."""
     text, out = model.text, []
     for sentence in sentences:
         ids, lengths = model.tokenizer([sentence])

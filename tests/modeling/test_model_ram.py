@@ -12,8 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from ramatch.config import PRESETS, preset
 from ramatch.modeling.losses import LOSSES
-from ramatch.modeling.ram import RAM, Labels
-from ramatch.modeling.region_set import Trunk
+from ramatch.modeling.ram import RAM, Labels, Trunk
 
 NAMES = ["cat", "red traffic light", "kite", "dog"]
 TARGETS = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0]])
@@ -78,7 +77,7 @@ def test_partial_score_by_hand(share, best, off):
 def test_best_region_beside_the_plan():
     kept, labels = trunk(), vocabulary(5)
     with torch.no_grad():
-        plain, best, mixed = (bare("ramatch", max_weight=w).recognise(kept, labels) for w in (0.0, 1.0, 0.25))
+        plain, best, mixed = (bare("ramatch", max_weight=w).recognize(kept, labels) for w in (0.0, 1.0, 0.25))
     close(best.region, best.sim.amax(1))
     close(mixed.region, 0.75 * plain.region + 0.25 * plain.best)
 
@@ -91,7 +90,7 @@ def test_default_scores_do_not_scale_with_the_vocabulary(matcher):
     ours, paper, kept = bare("ramatch", matcher=matcher), bare("paper", matcher=matcher), trunk()
     for n in (1, 4, 40, 400):
         with torch.no_grad():
-            output, theirs = ours.recognise(kept, vocabulary(n)), paper.recognise(kept, vocabulary(n))
+            output, theirs = ours.recognize(kept, vocabulary(n)), paper.recognize(kept, vocabulary(n))
         assert (output.region <= output.sim.amax(1) + 1e-5).all()
         assert (output.region >= output.sim.amin(1) - 1e-5).all()
         close(theirs.match.plan.sum(1), torch.full((4, n), 1 / n))
@@ -109,7 +108,7 @@ def test_irrelevant_labels_keep_the_scale():
     for name in ("ramatch", "paper"):
         ram = bare(name, matcher="reweight")
         with torch.no_grad():
-            sizes[name] = [ram.recognise(kept, labels).region[:, :10] for labels in (few, many)]
+            sizes[name] = [ram.recognize(kept, labels).region[:, :10] for labels in (few, many)]
     close(sizes["ramatch"][1], sizes["ramatch"][0])
     close(sizes["paper"][1] * 10, sizes["paper"][0])
 
@@ -122,7 +121,7 @@ def test_kcot_scale_with_many_more_labels():
     for name in ("ramatch", "paper"):
         ram = bare(name, max_weight=0.0)
         with torch.no_grad():
-            a, b = (ram.recognise(kept, labels).region[:, :10].abs().mean() for labels in (few, many))
+            a, b = (ram.recognize(kept, labels).region[:, :10].abs().mean() for labels in (few, many))
         ratio[name] = (b / a).item()
     assert 0.25 < ratio["ramatch"] < 4
     assert ratio["paper"] == pytest.approx(ratio["ramatch"] / 20, rel=0.05)
@@ -133,7 +132,7 @@ def test_repeated_evidence_keeps_the_score():
     ram, labels, kept = bare("ramatch", tol=1e-7, max_iter=2000), vocabulary(6), trunk()
     twice = Trunk(kept.image, kept.local.repeat_interleave(2, 1), (), (8, 4))
     with torch.no_grad():
-        close(ram.recognise(twice, labels).region, ram.recognise(kept, labels).region, 1e-4)
+        close(ram.recognize(twice, labels).region, ram.recognize(kept, labels).region, 1e-4)
 
 
 @pytest.mark.parametrize("kind", list(LOSSES))
@@ -164,7 +163,7 @@ def test_no_gradient_through_the_plan():
     ram = bare("paper")
     kept = trunk(1)
     local = kept.local.clone().requires_grad_()
-    output = ram.recognise(Trunk(kept.image, local, (), kept.grid), vocabulary(3))
+    output = ram.recognize(Trunk(kept.image, local, (), kept.grid), vocabulary(3))
     output.sim.retain_grad()
     output.region.sum().backward()
     close(output.sim.grad, output.match.plan)
@@ -237,9 +236,9 @@ def test_pixel_normalisation_and_stretching():
     assert small[0, 0, 0] < 5  # both ends of the wide image are there
     assert small[0, 0, -1] > 94
     batch = small[None]
-    torch.testing.assert_close(theirs.normalise(batch), (batch.float() / 255 - 0.5) / 0.5)
+    torch.testing.assert_close(theirs.normalize(batch), (batch.float() / 255 - 0.5) / 0.5)
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in (ours.mean, ours.std))
-    torch.testing.assert_close(ours.normalise(batch), (batch.float() / 255 - mean) / std)
+    torch.testing.assert_close(ours.normalize(batch), (batch.float() / 255 - mean) / std)
     assert ours.mean[0] == pytest.approx(0.48145466)
     assert torch.equal(
         theirs.resize(Image.fromarray(np.full((32, 32), 7, np.uint8))), torch.full((3, 32, 32), 7, dtype=torch.uint8)
@@ -255,3 +254,31 @@ def test_resizing_is_torchvisions(interpolation):
     theirs = v2.Resize((32, 32), interpolation=InterpolationMode(interpolation))(image)
     assert own.interpolation == interpolation
     assert torch.equal(own.resize(image), torch.from_numpy(np.array(theirs)).permute(2, 0, 1))
+
+
+def test_other_settings_on_the_same_weights():
+    ram = tiny_ram("ramatch")
+    other = ram.with_config(ram.config.replace(matcher="average", score="joint"))
+    with torch.no_grad():
+        before = ram(pixels(), NAMES)
+        found = other(pixels(), NAMES)
+        assert (ram.config.matcher, other.config.matcher) == ("kcot", "average")
+        close(found.region, ram.recognize(ram.trunk(pixels()), ram.encode_labels(NAMES), matcher="average").region, 0)
+        close(ram(pixels(), NAMES).region, before.region, 0)
+        assert (found.region - before.region).abs().max() > 1e-3
+        ram.tau_region.mul_(2)
+    assert other.tau_region is ram.tau_region  # one model, not a copy of it
+
+
+@pytest.mark.parametrize("name", ["ramatch", "paper"])
+def test_scores_without_a_plan_are_those_of_the_plan(name):
+    ram = tiny_ram(name)
+    with torch.no_grad():
+        kept, labels = ram.trunk(pixels()), ram.encode_labels(NAMES)
+        whole, scores = ram.recognize(kept, labels), ram.recognize(kept, labels, plan=False)
+    close(scores.region, whole.region)
+    close(scores.best, whole.best)
+    close(scores.image, whole.image, 0)
+    assert scores.sim is scores.match is None
+    assert whole.sim is not None
+    assert whole.match is not None

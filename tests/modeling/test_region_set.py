@@ -11,8 +11,7 @@ from tiny_models import backbone, close, counted, pixels, tiny_ram
 
 from ramatch.config import PRESETS, preset
 from ramatch.errors import RamatchError
-from ramatch.modeling.ram import RAM
-from ramatch.modeling.region_set import TSS, Trunk
+from ramatch.modeling.ram import RAM, TSS, Trunk
 
 LABELS = ["cat", "red traffic light", "kite"]
 
@@ -77,7 +76,8 @@ def naive_tss(tss, patches, grid, labels):
 
 
 def naive_regions(ram, images, labels, *, prompts=True):
-    """One straight pass over all layers with both streams side by side: global, regions. Eq. 5 as the preset reads it."""
+    """One straight pass over all layers with both streams side by side: global, regions. Eq. 5 as the preset reads
+    it."""
     model, region_set, c = ram.backbone, ram.region_set, ram.config
     tower, layers = model.vision, len(model.vision.blocks)
     saa_from = 0 if c.saa_layers == -1 else layers - c.saa_layers
@@ -109,7 +109,7 @@ def test_saa_is_value_attention_per_head(kind):
     block = model.vision.blocks[2]
     x = torch.randn(2, 17, 64)
     expected = torch.stack([naive_saa(block, one) for one in x])
-    close(block.self_aware(block.values(x)), expected)
+    close(block.self_aware(block.project(x)[2]), expected)
     close(block.self_aware(block.project(x)[2], slice(1, None)), expected[:, 1:])
     without = torch.stack([naive_saa(block, one[1:]) for one in x])
     assert (without - expected[:, 1:]).abs().max() > 1e-3
@@ -166,7 +166,7 @@ def test_tss_against_loops(mode, conv, grid):
         bn.running_var.uniform_(0.5, 2)
     patches, labels = torch.randn(2, grid[0] * grid[1], 48), torch.randn(5, 24)
     expected = naive_tss(tss, patches, grid, labels)
-    close(tss(patches, grid, labels), expected)
+    close(tss(*tss.streams(patches, grid), grid, labels), expected)
     assert tss.mask.weight.shape == ((2, 2, 3, 3) if conv == "full" else (2, 1, 3, 3))
 
 
@@ -184,9 +184,7 @@ def test_zero_start_leaves_the_frozen_regions():
 def test_part_of_what_tss_learned_outside_training():
     ram = tiny_ram("ramatch", "dual", tss_init="default")
     labels = F.normalize(torch.randn(4, ram.backbone.dim), dim=-1)
-    unprojected = SimpleNamespace(
-        visual_projection=lambda x: x, vision=SimpleNamespace(norm=lambda x: x)
-    )  # so shares add up
+    unprojected = SimpleNamespace(project=lambda x: x)  # so shares add up
 
     def regions(share: float, training: bool = False) -> torch.Tensor:
         part = RAM(ram.backbone, ram.config.replace(tss_share=share))
@@ -219,8 +217,8 @@ def test_trunk_rows_and_concatenation():
         parts = Trunk.cat([ram.trunk(images[:1]), ram.trunk(images[1:])])
         labels = ram.encode_labels(LABELS)
         assert len(whole) == len(parts) == 3
-        close(ram.recognise(parts, labels).region, ram.recognise(whole, labels).region)
-        close(ram.recognise(whole[1:2], labels).region, ram.recognise(whole, labels).region[1:2])
+        close(ram.recognize(parts, labels).region, ram.recognize(whole, labels).region)
+        close(ram.recognize(whole[1:2], labels).region, ram.recognize(whole, labels).region[1:2])
 
 
 def test_pedestrian_crops():
@@ -268,7 +266,7 @@ def test_new_vocabulary_runs_no_layer():
         trunk = ram.trunk(pixels())
         labels = ram.encode_labels(["dog", "bicycle"])
         with counted(ram.backbone.vision.blocks) as calls:
-            ram.recognise(trunk, labels)
+            ram.recognize(trunk, labels)
             assert not calls
 
 

@@ -10,11 +10,10 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers, processors
 
 from ramatch.config import RAMConfig, preset
-from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.backbone import Backbone, TowerConfig
+from ramatch.modeling.checkpoints.tokenizer import Tokenizer
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.modeling.ram import RAM
-from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.towers import TowerConfig
 
 VOCAB = 80
 WORDS = (
@@ -47,9 +46,15 @@ def backbone(kind: str = "clip", *, text: bool = True, seed: int = 0) -> Backbon
     """A frozen tiny CLIP, or DINOv2 + BERT (`dual`), with weights large enough for every part to matter."""
     vision, words = (VISION, TEXT) if kind == "clip" else (DINO, BERT)
     model = Backbone(
-        vision, words if text else None, DIM, Preprocess((32, 32)), word_tokenizer(words.context) if text else None,
-        logit_scale=20.0, global_pool="cls" if kind == "clip" else "cls+mean", name=f"tiny-{kind}",
-    )  # fmt: skip
+        vision,
+        words if text else None,
+        DIM,
+        Preprocess((32, 32)),
+        word_tokenizer(words.context) if text else None,
+        logit_scale=20.0,
+        global_pool="cls" if kind == "clip" else "cls+mean",
+        name=f"tiny-{kind}",
+    )
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         one = (
@@ -81,9 +86,9 @@ def pixels(batch: int = 2, height: int = 32, width: int = 32, seed: int = 5) -> 
 
 @contextmanager
 def counted(blocks):
-    """Counter of calls per layer of a tower (through its fused projection, whichever step is used)."""
+    """Counter of calls per layer of a tower (through its feed-forward part, whichever step is used)."""
     calls: Counter[int] = Counter()
-    hooks = [block.qkv.register_forward_hook(lambda *_, i=i: calls.update([i])) for i, block in enumerate(blocks)]
+    hooks = [block.fc1.register_forward_hook(lambda *_, i=i: calls.update([i])) for i, block in enumerate(blocks)]
     try:
         yield calls
     finally:

@@ -10,8 +10,8 @@ from hf_models import lively, near
 
 from ramatch.errors import RamatchError
 from ramatch.modeling.backbone import Backbone
-from ramatch.modeling.checkpoints.loading import from_state_dict
-from ramatch.modeling.tokenizer import Tokenizer
+from ramatch.modeling.checkpoints.openai import from_state_dict
+from ramatch.modeling.checkpoints.tokenizer import Tokenizer
 
 open_clip = pytest.importorskip("open_clip")
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg  # noqa: E402

@@ -110,7 +110,7 @@ def test_retrieval_against_a_naive_computation():
     captions = [[" ".join(rng.sample(words, 4)) for _ in range(1 + i % 3)] for i in range(9)]
     found = retrieval(model, pixels, captions, ks=(1, 3, 100))
     with torch.no_grad():
-        images = model.encode_image(model.preprocess.normalise(pixels))[0]
+        images = model.encode_image(model.preprocess.normalize(pixels))[0]
         flat = [(i, c) for i, texts in enumerate(captions) for c in texts]
         texts = model.encode_text([c for _, c in flat])
     cosine = [[float(torch.cosine_similarity(a, b, dim=0)) for b in texts] for a in images]

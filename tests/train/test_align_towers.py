@@ -112,7 +112,7 @@ def test_they_align_and_are_read_again(vision, text, towers, tmp_path):
     loaded = Backbone.from_pretrained(tmp_path / "out")
     assert dataclasses.asdict(loaded.vision.config)["image"] == 32
     torch.testing.assert_close(loaded.encode_text(["a red square"]), result.backbone.encode_text(["a red square"]))
-    scaled = loaded.preprocess.normalise(pixels[:2])
+    scaled = loaded.preprocess.normalize(pixels[:2])
     torch.testing.assert_close(loaded.encode_image(scaled)[0], result.backbone.encode_image(scaled)[0])
 
 

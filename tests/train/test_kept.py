@@ -40,7 +40,7 @@ VARIANTS = {
 def test_loss_and_gradients_equal_those_on_pixels(changes):
     ram, pixels = tiny_ram("ramatch", **changes).train(), pictures()
     found = []
-    for source in (ram.preprocess.normalise(pixels), keep(ram, pixels).pick(0, torch.arange(5))):
+    for source in (ram.preprocess.normalize(pixels), keep(ram, pixels).pick(0, torch.arange(5))):
         ram.zero_grad()
         loss = ram.loss(ram(source, LABELS, TARGETS), TARGETS)
         loss.backward()
@@ -62,7 +62,7 @@ def test_collect_equals_recognising_the_pixels(name):
         ram.background = background
         features = collect(ram, keep(ram, pixels, batch=3), LABELS, batch=2)
         with torch.no_grad():
-            output = ram(ram.preprocess.normalise(pixels), LABELS)
+            output = ram(ram.preprocess.normalize(pixels), LABELS)
         assert features.shape == (7, 4, 3)
         region = output.region * ((4 + len(background)) if name == "paper" else 1)  # always with a column mass of 1
         close(features, torch.stack([output.image, region, output.best], -1))
@@ -74,9 +74,9 @@ def test_views_are_the_image_its_mirror_and_crops():
     assert len(kept) == 5
     assert kept.x.shape == (4, 5, 17, 64)
     with torch.no_grad():
-        mirrored = ram.region_set.stem(ram.backbone, ram.preprocess.normalise(pixels.flip(-1)))
+        mirrored = ram.region_set.stem(ram.backbone, ram.preprocess.normalize(pixels.flip(-1)))
         crops = random_views(pixels, (32, 32), torch.Generator().manual_seed(3), crop=0.7)
-        cropped = ram.region_set.stem(ram.backbone, ram.preprocess.normalise(crops))
+        cropped = ram.region_set.stem(ram.backbone, ram.preprocess.normalize(crops))
     close(kept.x[1], mirrored.x)
     close(kept.x[2], cropped.x)
     assert (kept.x[2] - kept.x[3]).abs().max() > 0.01
@@ -90,14 +90,13 @@ def test_views_are_the_image_its_mirror_and_crops():
 
 
 def test_taps_keep_their_order_beyond_ten_layers():
-    from ramatch.modeling.backbone import Backbone
+    from ramatch.modeling.backbone import Backbone, TowerConfig
     from ramatch.modeling.preprocess import Preprocess
-    from ramatch.modeling.towers import TowerConfig
 
     vision = TowerConfig(16, 12, 2, 16, patch=8, image=16, stem_norm=True)
     ram = RAM(Backbone(vision, None, 8, Preprocess((16, 16))), preset("ramatch", adapted_layers=12, visual_prompts=0))
     pixels = pictures(2, 16, 16)
-    taps = ram.trunk(ram.preprocess.normalise(pixels)).taps
+    taps = ram.region_set.stem(ram.backbone, ram.preprocess.normalize(pixels)).taps
     kept = keep(ram, pixels).taps
     assert len(kept) == 12
     for ours, theirs in zip(kept, taps, strict=True):

@@ -99,7 +99,7 @@ def test_zero_shot_baselines_from_one_pass(tiny: Path) -> None:
     data = read_annotations(tiny / "data", split="test_gzsl")
     with torch.no_grad():
         pixels = torch.stack([backbone.preprocess.resize(r.load()) for r in data.records])
-        image, _ = backbone.encode_image(backbone.preprocess.normalise(pixels))
+        image, _ = backbone.encode_image(backbone.preprocess.normalize(pixels))
         text = backbone.encode_text([f"A photo of a {c}." for c in data.classes])
         scores = torch.nn.functional.normalize(image, dim=-1) @ torch.nn.functional.normalize(text, dim=-1).T
     expected = evaluate_scores(scores, data.targets(), data.classes)

@@ -14,11 +14,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.backbone import Backbone, TowerConfig
 from ramatch.modeling.checkpoints.folder import save_backbone
+from ramatch.modeling.checkpoints.tokenizer import Tokenizer
 from ramatch.modeling.preprocess import Preprocess
-from ramatch.modeling.tokenizer import Tokenizer
-from ramatch.modeling.towers import TowerConfig
 from ramatch.train.config import TrainConfig
 
 # a few labels and what is known of five pictures

@@ -28,7 +28,7 @@ def retrieval(
     """
     images = []
     for chunk in pixels.split(128):
-        x = backbone.preprocess.normalise(plain_views(chunk.to(backbone.device), backbone.preprocess.size))
+        x = backbone.preprocess.normalize(plain_views(chunk.to(backbone.device), backbone.preprocess.size))
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type == "cuda"):
             images.append(F.normalize(backbone.encode_image(x)[0].float(), dim=-1))
     flat = [c for texts in captions for c in texts]

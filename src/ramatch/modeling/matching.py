@@ -5,25 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..config import RAMConfig
 from ..errors import require
-from ..ot import solve_batch
+from ..ot import match_scores, solve_batch
+from .types import Match
 
+TRANSPORT = ("kcot", "ot")  # matchers that solve a transport problem
 FLOOR = 1e-30  # smallest teacher assignment, so that its logarithm is finite
-
-
-@dataclass(frozen=True)
-class Match:
-    """plan (B, M, N), its region marginal (B, M), and the solver's iterations (B,) where one ran."""
-
-    plan: Tensor
-    marginal: Tensor
-    n_iter: Tensor | None = None
 
 
 def transport_cost(sim: Tensor, scale: float) -> Tensor:
@@ -58,7 +50,7 @@ def _transport(cost: Tensor, u: Tensor, eps: float, config: RAMConfig, cost_rang
 def kcot(
     sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
 ) -> Match:
-    """Knowledge-constrained optimal transport (Eq. 6): LPD on the region side, TKT in the cost when a teacher is given."""
+    """Knowledge-constrained optimal transport (Eq. 6, 10–12): LPD for regions, with a teacher TKT in the cost."""
     cost, eps, reach = transport_cost(sim, scale), config.lambda1, 1.0
     if config.tkt and teacher is not None and targets is not None:
         guide = teacher_plan(teacher, targets, scale, config)
@@ -68,16 +60,12 @@ def kcot(
     return _transport(cost, u, eps, config, reach)
 
 
-def ot(
-    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
-) -> Match:
+def ot(sim: Tensor, scale: float, config: RAMConfig, *_: Tensor | None) -> Match:
     """Plain entropic transport between uniform marginals (Eq. 1)."""
     return _transport(transport_cost(sim, scale), _uniform(sim), config.lambda1, config)
 
 
-def bipartite(
-    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
-) -> Match:
+def bipartite(sim: Tensor, scale: float, config: RAMConfig, *guide: Tensor | None) -> Match:
     """One region per label (Kuhn, 1955). With more labels than regions, a region serves ⌈N/M⌉ labels at most."""
     assign = require("scipy.optimize", "match").linear_sum_assignment
     _, m, n = sim.shape
@@ -89,16 +77,12 @@ def bipartite(
     return Match(plan, plan.sum(-1))
 
 
-def average(
-    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
-) -> Match:
+def average(sim: Tensor, scale: float, config: RAMConfig, *_: Tensor | None) -> Match:
     """Every region counts the same for every label."""
     return Match(torch.full_like(sim, 1 / (sim.shape[1] * sim.shape[2])), _uniform(sim))
 
 
-def reweight(
-    sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
-) -> Match:
+def reweight(sim: Tensor, scale: float, config: RAMConfig, *_: Tensor | None) -> Match:
     """Independent softmax over regions for each label (DualCoOp)."""
     plan = (sim * scale).softmax(1) / sim.shape[2]
     return Match(plan, plan.sum(-1))
@@ -117,7 +101,43 @@ MATCHERS: dict[str, Matcher] = {
 def match(
     sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
 ) -> Match:
-    """Run the configured matcher in fp32 and without gradient. sim, teacher (B, M, N) cosines; targets (B, N)."""
+    """Run the configured matcher in float32 and without gradient. sim, teacher (B, M, N) cosines; targets (B, N)."""
     with torch.no_grad(), torch.autocast(sim.device.type, enabled=False):
         teacher = None if teacher is None else teacher.float()
         return MATCHERS[config.matcher](sim.detach().float(), scale, config, teacher, targets)
+
+
+def on_host(config: RAMConfig) -> bool:
+    """Whether matching asks the CPU (the assignment; when to stop a whole batch), so that no CUDA graph can hold it."""
+    return config.matcher == "bipartite" or (config.matcher in TRANSPORT and config.stop == "scaling")
+
+
+def fused_scores(config: RAMConfig) -> bool:
+    """Whether `scores_without_plan` computes what the configured matcher does: transport, stopped image by image."""
+    return config.matcher in TRANSPORT and config.stop != "scaling"
+
+
+def scores_without_plan(
+    regions: Tensor, labels: Tensor, scale: float, config: RAMConfig, best: bool, workspace_mb: int
+) -> tuple[Tensor, Tensor | None]:
+    """Σ_k plan · cosine (B, N), for a plan scaled by N, of unit regions (B, M, D) and labels (N, D), and each label's
+    best region (B, N) if wanted; for recognizing: neither plan nor gradient."""
+    uniform = config.matcher == "ot" or not config.lpd
+    settings = {
+        "logit_scale": scale,
+        "tau_u": None if uniform else config.tau_u or 1 / scale,
+        "eps": config.lambda1,
+        "max_iter": config.max_iter,
+        "tol": config.tol,
+        "workspace_mb": workspace_mb,
+    }
+    if not best:
+        return match_scores(regions=regions, labels=labels, **settings).scores, None  # type: ignore[arg-type]
+    # similarities of as many images at a time as the workspace allows (with cost and temporaries)
+    size = max(1, (workspace_mb << 20) // (24 * regions.shape[1] * len(labels)))
+    found, top = [], []
+    for part in regions.split(size):
+        sim = part @ labels.T
+        top.append(sim.amax(1).float())
+        found.append(match_scores(sim, **settings).scores)  # type: ignore[arg-type]
+    return torch.cat(found), torch.cat(top)

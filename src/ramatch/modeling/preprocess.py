@@ -39,7 +39,7 @@ class Preprocess:
             image = image.convert("RGB").resize((width, height), RESAMPLING[self.interpolation], box)
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
-    def normalise(self, pixels: Tensor) -> Tensor:
+    def normalize(self, pixels: Tensor) -> Tensor:
         """uint8 (B, 3, H, W) → normalised float of the same shape, on the same device."""
         mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1) * 255
         std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1) * 255

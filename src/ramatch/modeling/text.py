@@ -40,8 +40,8 @@ def clean_labels(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def _any_size(device: torch.device) -> AbstractContextManager:
-    """On a GPU, attention that is ready for any number of labels: cuDNN's plans each shape anew, for some 30 ms. Training, where
-    every step has the same labels, plans once."""
+    """On a GPU, attention that is ready for any number of labels: cuDNN's plans each shape anew, for some 30 ms.
+    Training, where every step has the same labels, plans once."""
     if device.type != "cuda" or torch.is_grad_enabled():
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
@@ -74,81 +74,87 @@ class LabelSet(nn.Module):
         self._padded: tuple[tuple, Tensor, Tensor] | None = None  # the last list of sentences, ready for the next step
         self._teacher: tuple[tuple, Tensor] | None = None  # the last list of labels and their frozen features
 
-    def forward(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
+    def forward(self, backbone: Backbone, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
         """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop."""
         with _any_size(backbone.device):
-            return self._encode(backbone, labels)
+            return self._encode(backbone, labels, tuple(templates or self.config.templates))
 
-    def _encode(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
+    def _encode(self, backbone: Backbone, labels: Sequence[str], templates: tuple[str, ...]) -> Tensor:
         if backbone.text is None:
             return backbone.label_features(labels)
         if self.mode in ("coop", "dualcoop"):
             found = torch.stack([self._contextual(backbone, labels, context) for context in self.prompts])
             return found[0] if self.mode == "coop" else found
-        templates = self.config.templates
-        sentences = [t.replace("{}", label) for label in labels for t in templates]
-        features = backbone.project_text(self._pooled(backbone, sentences))
+        return self._features(backbone, labels, templates)
+
+    def frozen(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
+        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept for the next step."""
+        if backbone.text is None:
+            return backbone.label_features(labels)
+        key, last = (tuple(labels), backbone.device, backbone.dtype), self._teacher
+        if last is not None and last[0] == key:
+            return last[1]
+        with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
+            features = self._features(backbone, labels, self.config.templates, prompted=False)
+        self._teacher = (key, features)
+        return features
+
+    def _features(
+        self, backbone: Backbone, labels: Sequence[str], templates: Sequence[str], prompted: bool = True
+    ) -> Tensor:
+        """Each label in each template; the mean of the templates' unit features, (N, D)."""
+        sentences = [template.replace("{}", label) for label in labels for template in templates]
+        features = backbone.project_text(self._pooled(backbone, sentences, prompted))
         if len(templates) == 1:
             return features
         return F.normalize(features, dim=-1).unflatten(0, (-1, len(templates))).mean(1)
 
-    def frozen(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
-        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept from one step to the next."""
-        if backbone.text is None:
-            return backbone.label_features(labels)
-        key = (tuple(labels), backbone.device, backbone.dtype)
-        if self._teacher is not None and self._teacher[0] == key:
-            return self._teacher[1]
-        with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
-            text = backbone.require_text("the teacher")
-            found = []
-            for template in self.config.templates:
-                x, lengths = self._prefix(backbone, [template.replace("{}", label) for label in labels])
-                found.append(backbone.project_text(text.pool(text.run(x, lengths, self.start), lengths)))
-            features = found[0] if len(found) == 1 else torch.stack([F.normalize(f, dim=-1) for f in found]).mean(0)
-        self._teacher = (key, features)
-        return features
-
     def forget(self) -> None:
         """Drop the kept prefixes (the backbone's weights, device or type changed)."""
-        self._kept.clear()
+        self._kept = {}
         self._padded = self._teacher = None
+
+    def constants(self) -> tuple:
+        """What the last step read that no step changes; whoever recorded that step must keep it alive."""
+        return self._padded, self._teacher
 
     def _prefix(self, backbone: Backbone, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Output of the frozen layers for each sentence, (S, T, W), and lengths (S,); computed once per sentence."""
         text, key = backbone.require_text("encoding labels"), (tuple(sentences), backbone.device, backbone.dtype)
-        if self._padded is not None and self._padded[0] == key:
-            return self._padded[1:]
-        if self._padded is not None and self._padded[0][1:] != key[1:]:
+        last = self._padded  # read once: several threads may encode at the same time, each its own list
+        if last is not None and last[0] == key:
+            return last[1:]
+        if last is not None and last[0][1:] != key[1:]:
             self.forget()
-        fresh = [s for s in dict.fromkeys(sentences) if s not in self._kept]
+        kept = self._kept
+        found = {s: kept[s] for s in dict.fromkeys(sentences) if s in kept}
+        fresh = [s for s in dict.fromkeys(sentences) if s not in found]
+        padded: Tensor | None = None
         for chunk in (fresh[i : i + CHUNK] for i in range(0, len(fresh), CHUNK)):
             # kept for good, so in full precision even when the first caller runs under autocast
             with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
                 ids, lengths = backbone.tokenize(chunk)
                 counts = lengths.tolist()  # before the layers are queued: nothing to wait for
                 x = text.run(text.embed(ids), lengths, 0, self.start)
-            self._kept.update((s, (row, n)) for s, row, n in zip(chunk, x.unbind(), counts, strict=True))
+            found.update((s, (row, n)) for s, row, n in zip(chunk, x.unbind(), counts, strict=True))
             if len(chunk) == len(sentences):  # a whole new list, in order: it is padded already
-                self._padded = (key, x, lengths)
-        if self._padded is None or self._padded[0] != key:
-            rows = [self._kept[s][0] for s in sentences]
-            counts = [self._kept[s][1] for s in sentences]
+                padded = x
+        if padded is None:
+            counts = [found[s][1] for s in sentences]
             size = max(counts)
-            if min(map(len, rows)) >= size:  # one copy for all
-                padded = torch.stack([row[:size] for row in rows])
-            else:
-                padded = nn.utils.rnn.pad_sequence([row[:size] for row in rows], batch_first=True)[:, :size]
-            self._padded = (key, padded, torch.tensor(counts, device=backbone.device))
-        if len(self._kept) > KEEP:
-            self._kept.clear()
-        return self._padded[1:]
+            rows = [found[s][0][:size] for s in sentences]
+            alike = min(map(len, rows)) == size  # one copy for all
+            padded = torch.stack(rows) if alike else nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            lengths = torch.tensor(counts, device=backbone.device)
+        self._kept = kept | found if len(kept) + len(fresh) <= KEEP else {}
+        self._padded = (key, padded, lengths)
+        return padded, lengths
 
-    def _pooled(self, backbone: Backbone, sentences: Sequence[str]) -> Tensor:
-        """Last layers, with deep prompts inserted after the first token and removed after each layer; (S, W)."""
+    def _pooled(self, backbone: Backbone, sentences: Sequence[str], prompted: bool) -> Tensor:
+        """Last layers (Eq. 2), deep prompts put in after the first token and taken out after each layer; (S, W)."""
         text = backbone.require_text("encoding labels")
         x, lengths = self._prefix(backbone, sentences)
-        if self.mode != "deep":
+        if self.mode != "deep" or not prompted:
             return text.pool(text.run(x, lengths, self.start), lengths)
         r = self.config.prompt_tokens
         mask = text.mask(lengths + r, x.shape[1] + r)

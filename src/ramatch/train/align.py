@@ -25,7 +25,7 @@ from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_backbone
-from ..modeling.region_set import RegionSet, Streams
+from ..modeling.ram import RegionSet, Streams
 from .align_config import AlignConfig
 from .align_model import contrast, join_towers, log_mean_exp
 
@@ -87,7 +87,7 @@ class _Student(nn.Module):
     def look(self, state: Streams) -> tuple[Tensor, Tensor]:
         """From the kept state to unit global features (B, D) and unit regions (B, M, D)."""
         b = self.backbone
-        done = self.ladder.climb(b, state, range(self.start, len(b.vision.blocks)))
+        done = self.ladder.run_layers(b, state, range(self.start, len(b.vision.blocks)))
         image, patches = b.finish(done.x)
         regions = patches if done.base is None else b.visual_projection(b.vision.norm(done.local(1.0)))
         return F.normalize(image.float(), dim=-1), F.normalize(regions.float(), dim=-1)
@@ -192,9 +192,9 @@ def _keep(
                 batch = random_views(batch, size, generator, crop=config.crop)
             else:
                 batch = plain_views(batch, size, flip=view == 1)
-            pixels = pre.normalise(batch)
+            pixels = pre.normalize(batch)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                state = student.ladder.climb(
+                state = student.ladder.run_layers(
                     student.backbone, Streams(student.backbone.vision.embed(pixels), grid), range(student.start)
                 )
             rows_x.append(state.x.to(dtype))

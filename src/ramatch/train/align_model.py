@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import RamatchError
 from ..modeling.backbone import Backbone
-from ..modeling.checkpoints.loading import _fill
+from ..modeling.checkpoints.files import fill
 from ..modeling.checkpoints.towers import read_text, read_vision
 from ..modeling.preprocess import Preprocess
 
@@ -26,10 +26,10 @@ def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: i
         v.config, t.config, dim, Preprocess((image_size, image_size), v.mean, v.std), t.tokenizer,
         global_pool=global_pool, name=f"{v.name}+{t.name}",
     )  # fmt: skip
-    _fill(model.vision, v.state, v.name)
+    fill(model.vision, v.state, v.name)
     assert model.text is not None
     assert model.text_projection is not None
-    _fill(model.text, t.state, t.name)
+    fill(model.text, t.state, t.name)
     for head in (model.visual_projection, model.text_projection):
         nn.init.orthogonal_(head.weight)
     return resize_positions(model, image_size)

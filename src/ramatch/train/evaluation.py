@@ -16,10 +16,10 @@ from ..config import TEST_SETTINGS, RAMConfig
 from ..data.annotations import Annotations
 from ..data.benchmarks import read_protocol
 from ..data.records import read_annotations, read_classes
-from ..data.transforms import Normalize
 from ..errors import RamatchError
 from ..evaluation.protocol import Report, evaluate_scores
-from ..modeling.fast import FastOutput, FastRAM, suits
+from ..modeling.fuse import fuse
+from ..modeling.graph import GraphedRAM
 from ..modeling.ram import RAM, Output
 from ..recognizer import PATIENCE, Recognizer
 from .assemble import DTYPES, find_data
@@ -78,12 +78,11 @@ def collect_scores(
     """Run the model over a set of images with a vocabulary (by default the set's own classes).
 
     Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`: score with
-    `FastRAM` where it computes the same; by default on a GPU.
+    a fused copy of the weights (see `fuse`); by default on a GPU.
     """
     names = tuple(labels) if labels is not None else data.classes
     data = data if names == data.classes else data.restrict(names)
     training, device = ram.training, ram.backbone.device
-    normalise = Normalize(ram.preprocess.mean, ram.preprocess.std).to(device)
     kept, pending, done = [], [], 0  # numbers on the CPU; those still on the device, moved in large pieces
     line = Progress(len(data), what, enabled=progress)
     line.start()
@@ -91,17 +90,10 @@ def collect_scores(
     try:
         with torch.autocast(device.type, dtype=ram.backbone.dtype, enabled=ram.backbone.dtype != torch.float32):
             encoded = ram.encode_labels(names)
-            engine = None
-            if suits(ram, fast):
-                engine = FastRAM(
-                    ram, encoded, batch_size=batch_size, dtype=ram.backbone.dtype, best=True, patience=PATIENCE
-                )
+            model = fuse(ram) if fast or (fast is None and device.type == "cuda") else ram
+            engine = GraphedRAM(model, encoded, batch_size=batch_size, best=True, patience=PATIENCE)
             for pixels in _pixels(ram, data, batch_size, workers, images, progress):
-                if engine is not None:
-                    pending.append(_numbers(ram, engine(pixels)))
-                else:
-                    output = ram(normalise(pixels.to(device, non_blocking=True)).to(ram.backbone.dtype), encoded)
-                    pending.append(_numbers(ram, output))
+                pending.append(_numbers(engine(pixels)))
                 done += len(pixels)
                 if sum(map(torch.numel, pending)) > FLUSH:
                     kept.append(torch.cat(pending).cpu())
@@ -116,11 +108,10 @@ def collect_scores(
     return Scores(names, keys, found[..., 0], found[..., 1:], data.targets().numpy())
 
 
-def _numbers(ram: RAM, output: Output | FastOutput) -> Tensor:
+def _numbers(output: Output) -> Tensor:
     """(B, N, 4): the model's score, s_G, s_R, best region; left on the device, so that nothing waits for it."""
-    score = output.scores if isinstance(output, FastOutput) else ram.score(output)
-    assert output.best is not None
-    return torch.stack([score, output.image, output.region, output.best], dim=-1).float()
+    assert output.scores is not None
+    return torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float()
 
 
 def _pixels(ram: RAM, data: Annotations, batch_size: int, workers: int, images: ImageCache | None, progress: bool):  # type: ignore[no-untyped-def]
@@ -248,15 +239,12 @@ def evaluate_all(
         ram, calibrator = loaded.ram, loaded.calibrator
     if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
-    own, changes = ram.config, dict(settings or {})
+    changes = dict(settings or {})
     if changes:
         calibrator = None
-    try:
-        ram.config = own.replace(**changes | ({} if matcher is None else {"matcher": matcher}))
-        found = collect_scores(ram, test.annotations, batch_size=batch_size, workers=workers, images=images,
-                               progress=progress, what=f"{test.protocol}", fast=fast)  # fmt: skip
-    finally:
-        ram.config = own
+    ram = ram.with_config(ram.config.replace(**changes | ({} if matcher is None else {"matcher": matcher})))
+    found = collect_scores(ram, test.annotations, batch_size=batch_size, workers=workers, images=images,
+                           progress=progress, what=f"{test.protocol}", fast=fast)  # fmt: skip
     if calibrator is not None:  # what users of the model see, and are shown first, is its probability
         found = replace(found, scores=np.asarray(calibrator(found.features, found.labels)))
     return {

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from ..config import LOSSES
 from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
-from ..modeling.ram import RAM, Labels, Output
-from ..modeling.region_set import Streams
+from ..modeling.ram import RAM, Labels, Output, Streams
 from ..settings import Bound, Count, NotNegative, OneOf, Settings
 from .config import OptimConfig
 from .optim import Temperatures
@@ -123,7 +122,7 @@ def keep(ram: RAM, pixels: Tensor, views: int = 1, *, crop: float = 0.5, seed: i
             else:
                 chunk = plain_views(chunk, ram.preprocess.size, flip=view == 1)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                stem = ram.region_set.stem(ram.backbone, ram.preprocess.normalise(chunk))
+                stem = ram.region_set.stem(ram.backbone, ram.preprocess.normalize(chunk))
             put("x", view, start, stem.x)
             put("base", view, start, stem.base)
             put("found", view, start, stem.found)
@@ -225,7 +224,7 @@ def recognised(ram: RAM, kept: Kept, labels: Sequence[str], *, batch: int = 128)
     encoded = ram.encode_labels(labels)
     for start in range(0, len(kept), batch):
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            found = ram.recognise(ram.trunk(kept.pick(0, slice(start, start + batch))), encoded)
+            found = ram.recognize(ram.trunk(kept.pick(0, slice(start, start + batch))), encoded)
         yield found
 
 

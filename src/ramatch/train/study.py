@@ -16,8 +16,7 @@ from ..data.annotations import Annotations
 from ..errors import RamatchError
 from ..evaluation.metrics import at_k, mean_ap
 from ..evaluation.retrieval import stable_order
-from ..modeling._fast_path import FastOutput
-from ..modeling.ram import RAM
+from ..modeling.ram import RAM, Output
 from .align_run import load_pixels
 from .assemble import find_data, load_frozen, read_split
 from .distributed import pick_device
@@ -159,7 +158,7 @@ def own_score(ram: RAM, features: Tensor, score: str | None = None) -> Tensor:
     if ram.config.plan_scale == "one":
         region = region / region.shape[1]
     with torch.no_grad():
-        return ram.score(FastOutput(region, region, image, best), score).cpu()
+        return ram.score(Output(region, image, best), score).cpu()
 
 
 def score_rules(features: Tensor, tau_g: float, tau_r: float) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Importing a checkpoint of the authors' program: their names → a RAM with the `reference` preset.
 
-A checkpoint holds the student under `clip_model.` (frozen towers in OpenAI's names, adapters inside the last blocks), a frozen
-copy under `clip_model_teacher.`, and two temperatures. Layer counts, prompt counts and the mask's kernel are read off the
-tensors; what a checkpoint does not tell (lambda1, lambda2, ...) comes from the preset.
+A checkpoint holds the student under `clip_model.` (frozen towers in OpenAI's names, adapters inside the last blocks), a
+frozen copy under `clip_model_teacher.`, and two temperatures. Layer counts, prompt counts and the mask's kernel are
+read off the tensors; what a checkpoint does not tell (lambda1, lambda2, ...) comes from the preset.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from ...config import preset
 from ...errors import RamatchError
 from ..ram import RAM
+from .files import read_tensors, take
 from .folder import load_adapters, save_ram
-from .loading import from_state_dict, read_tensors
-from .names import take
+from .openai import from_state_dict
 
 STUDENT, TEACHER = "clip_model.", "clip_model_teacher."
 VISION_BLOCK, TEXT_BLOCK = "visual.transformer.resblocks.{}.", "transformer.resblocks.{}."
@@ -181,8 +181,8 @@ def _notes(tensors: Mapping[str, Tensor], ram: RAM) -> list[str]:
     differing = [k for k, v in teacher.items() if k in student and not _same(v, student[k])]
     if differing:
         notes.append(
-            f"the teacher's '{TEACHER}{differing[0]}' ({len(differing)} tensors in all) differs from the student's frozen "
-            "weights; the teacher's copy is left out"
+            f"the teacher's '{TEACHER}{differing[0]}' ({len(differing)} tensors in all) differs from the student's "
+            "frozen weights; the teacher's copy is left out"
         )
     elif teacher:
         notes.append("the teacher's copy equals the student's frozen weights; one is kept")

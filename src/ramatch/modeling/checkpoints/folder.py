@@ -1,7 +1,7 @@
 """Saving and loading a trained RAM: adapters apart from the backbone they belong to.
 
-A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few MB),
-optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone.
+A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
+MB), optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from ...config import RAMConfig
 from ...errors import RamatchError
 from ...files import write_atomic, write_json
-from ..backbone import Backbone
+from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from ..ram import RAM
-from ..tokenizer import Tokenizer
-from ..towers import TowerConfig
+from .files import read_json, read_tensors
+from .tokenizer import Tokenizer
 
 FORMAT = "ramatch"
 VERSION = 1
@@ -79,7 +79,7 @@ def load_ram(
 ) -> RAM:
     """Read what `save_ram` wrote. The backbone comes from the folder itself, from `backbone`, or by its recorded name;
     one with other weights is refused."""
-    from .loading import load_backbone, read_json, read_tensors
+    from .loading import load_backbone
 
     folder = Path(folder)
     config = read_json(folder / "config.json")
@@ -101,7 +101,7 @@ def load_ram(
             f"but '{own.name}' has {own.fingerprint()}: its weights differ; give the right one"
         )
     size = tuple(wanted.get("image_size", own.preprocess.size))
-    own.preprocess = Preprocess(size, own.preprocess.mean, own.preprocess.std)  # type: ignore[arg-type]
+    own.preprocess = dataclasses.replace(own.preprocess, size=size)
     given = label_features or (folder / "label_features.safetensors" if wanted.get("given_labels") else None)
     if given is not None:
         own.set_label_features(given)
@@ -153,21 +153,12 @@ def save_backbone(backbone: Backbone, folder: str | Path, *, half: bool = False)
 
 def load_saved_backbone(folder: str | Path) -> Backbone:
     """Read what `save_backbone` wrote."""
-    from .loading import read_json, read_tensors
-
     folder = Path(folder)
     c = read_json(folder / "config.json")
     tokenizer = Tokenizer.from_folder(folder, c["context"]) if c.get("context") else None
-    model = Backbone(
-        TowerConfig(**c["vision"]),
-        TowerConfig(**c["text"]) if c["text"] else None,
-        c["dim"],
-        Preprocess(**c["preprocess"]),
-        tokenizer,
-        logit_scale=c["logit_scale"],
-        global_pool=c["global_pool"],
-        name=c["name"],
-    )
+    vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
+    options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
+    model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
         tensors |= read_tensors(part)

@@ -1,7 +1,8 @@
 """The towers that can be joined: vision and text transformers of several families, read from their own folders.
 
-Vision: DINOv2, ViT (also DINO and MAE in ViT's form), the image tower of any CLIP. Text: BERT, RoBERTa and XLM-RoBERTa, DistilBERT (sentence
-encoders are one of these, mean-pooled), the text tower of any CLIP. Whatever else `load_backbone` reads gives its tower too.
+Vision: DINOv2, ViT (also DINO and MAE in ViT's form), the image tower of any CLIP. Text: BERT, RoBERTa and XLM-RoBERTa,
+DistilBERT (sentence encoders are one of these, mean-pooled), the text tower of any CLIP. Whatever else `load_backbone`
+reads gives its tower too.
 """
 
 from __future__ import annotations
@@ -9,141 +10,97 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ...errors import RamatchError
+from ..backbone import TowerConfig
 from ..preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
-from ..tokenizer import Tokenizer
-from ..towers import TowerConfig
-from . import names as _names
-from .loading import (
-    _act,
-    _clip_tower,
-    _download,
-    _preprocess,
-    _weights,
-    bert_config,
-    dinov2_config,
-    load_backbone,
-    read_json,
-)
+from . import clip
+from .bert import bert, bert_config, distilbert, distilbert_config, first_position, roberta_config
+from .dinov2 import dinov2, dinov2_config, vit, vit_config
+from .files import Reader, download, read_json, read_preprocess, read_weights, take, translate
+from .loading import load_backbone
+from .tokenizer import Tokenizer
 
 LONGEST = 64  # tokens of a caption
 
 
 @dataclass(frozen=True)
-class Vision:
-    """A vision tower: its shape, its weights under our names, and what its pixels are normalised with."""
+class Tower:
+    """Shape and weights under our names; a vision tower's mean and deviation of pixels, a text tower's tokenizer."""
 
     name: str
     config: TowerConfig
     state: dict[str, Tensor]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    tokenizer: Tokenizer | None = None
 
 
-@dataclass(frozen=True)
-class Text:
-    """A text tower: its shape, its weights under our names, and its tokenizer."""
+class Family(NamedTuple):
+    """A kind of tower (`model_type`): its shape from config.json, its tensors, the prefix that a larger model puts
+    before their names, and what its pixels are normalized with unless the folder says otherwise."""
 
-    name: str
-    config: TowerConfig
-    state: dict[str, Tensor]
-    tokenizer: Tokenizer | None
-
-
-Reader = Callable[[_names.Tensors], dict[str, Tensor]]
+    shape: Callable[[dict[str, Any]], TowerConfig]
+    reader: Reader
+    prefix: str
+    pixels: tuple[tuple, tuple] = (HALF, HALF)
 
 
-def vit_config(raw: dict[str, Any]) -> TowerConfig:
-    """From a ViT config.json (its defaults are the base size)."""
-    return TowerConfig(
-        raw.get("hidden_size", 768), raw.get("num_hidden_layers", 12), raw.get("num_attention_heads", 12),
-        raw.get("intermediate_size", 3072), _act(raw.get("hidden_act", "gelu")), raw.get("layer_norm_eps", 1e-12),
-        patch=raw.get("patch_size", 16), image=raw.get("image_size", 224), patch_bias=True,
-    )  # fmt: skip
+_CLIP_VISION = Family(clip.vision_config, clip.VISION, "vision_model.", (CLIP_MEAN, CLIP_STD))
+_CLIP_TEXT = Family(clip.text_config, clip.TEXT, "text_model.")
+VISION = {
+    "dinov2": Family(dinov2_config, dinov2, "dinov2.", (IMAGENET_MEAN, IMAGENET_STD)),
+    "vit": Family(vit_config, vit, "vit."),
+    "clip": _CLIP_VISION,
+    "clip_vision_model": _CLIP_VISION,
+}
+TEXT = {
+    "bert": Family(bert_config, bert, "bert."),
+    "roberta": Family(roberta_config, bert, "roberta."),
+    "xlm-roberta": Family(roberta_config, bert, "roberta."),
+    "camembert": Family(roberta_config, bert, "roberta."),
+    "distilbert": Family(distilbert_config, distilbert, "distilbert."),
+    "clip": _CLIP_TEXT,
+    "clip_text_model": _CLIP_TEXT,
+}
 
 
-def roberta_config(raw: dict[str, Any]) -> TowerConfig:
-    """From a RoBERTa or XLM-RoBERTa config.json, whose positions begin after that of the padding token."""
-    base = bert_config({"vocab_size": 50265, "max_position_embeddings": 514, "layer_norm_eps": 1e-5} | raw)
-    return TowerConfig(**{**vars(base), "context": base.context - _first_position(raw)})
-
-
-def _first_position(raw: dict[str, Any]) -> int:
-    padding = raw.get("pad_token_id")
-    return (1 if padding is None else padding) + 1
-
-
-def distilbert_config(raw: dict[str, Any]) -> TowerConfig:
-    """From a DistilBERT config.json."""
-    return TowerConfig(
-        raw.get("dim", 768), raw.get("n_layers", 6), raw.get("n_heads", 12), raw.get("hidden_dim", 3072),
-        _act(raw.get("activation", "gelu")), 1e-12, norm="post", vocab=raw.get("vocab_size", 30522),
-        context=raw.get("max_position_embeddings", 512), pool="mean",
-    )  # fmt: skip
-
-
-def read_vision(name: str | Path) -> Vision:
+def read_vision(name: str | Path) -> Tower:
     """The vision tower of a folder, a hub id or a state-dict file."""
     folder, raw, kind = _open(name)
-    here = folder.name
-    if kind in ("dinov2", "vit"):
-        reader: Reader = {"dinov2": _names.dinov2, "vit": _names.vit}[kind]
-        config = dinov2_config(raw) if kind == "dinov2" else vit_config(raw)
-        own = (IMAGENET_MEAN, IMAGENET_STD) if kind == "dinov2" else (HALF, HALF)
-        state = _names.read(reader, _bare(_weights(folder), kind), here)
-    elif kind in ("clip", "clip_vision_model"):
-        from transformers import CLIPConfig, CLIPVisionConfig
-
-        c: Any = CLIPConfig.from_dict(raw).vision_config if kind == "clip" else CLIPVisionConfig.from_dict(raw)
-        config = _clip_tower(c, patch=c.patch_size, image=c.image_size, stem_norm=True)
-        own = (CLIP_MEAN, CLIP_STD)
-        state = _names.read(_names.hf_clip_vision, _part(_weights(folder), "vision_model."), here)
-    elif kind in TEXT or kind == "clip_text_model":
-        raise RamatchError(f"{here} is a '{kind}' model, which has no vision tower; give it as --text")
-    else:
+    if kind in TEXT and kind not in VISION:
+        raise RamatchError(f"{folder.name} is a '{kind}' model, which has no vision tower; give it as --text")
+    if kind not in VISION:
         whole = load_backbone(name)
         pre, tower = whole.preprocess, whole.vision
-        return Vision(here, tower.config, dict(tower.state_dict()), pre.mean, pre.std)
-    pre = _preprocess(folder, (config.image, config.image), *own)
-    return Vision(here, config, state, pre.mean, pre.std)
+        return Tower(folder.name, tower.config, dict(tower.state_dict()), pre.mean, pre.std)
+    config, state = _read(VISION[kind], folder, raw)
+    pre = read_preprocess(folder, (config.image, config.image), VISION[kind].pixels)
+    return Tower(folder.name, config, state, pre.mean, pre.std)
 
 
-def read_text(name: str | Path) -> Text:
+def read_text(name: str | Path) -> Tower:
     """The text tower of a folder, a hub id or a state-dict file."""
     folder, raw, kind = _open(name)
-    here = folder.name
-    if kind in TEXT:
-        shape, reader, prefix = TEXT[kind]
-        config, tensors = shape(raw), _bare(_weights(folder), prefix)
-        state = _names.read(reader, tensors, here)
-        if shape is roberta_config:
-            state["positions"] = state["positions"][_first_position(raw) :]
-    elif kind in ("clip", "clip_text_model"):
-        from transformers import CLIPConfig, CLIPTextConfig
-
-        c: Any = CLIPConfig.from_dict(raw).text_config if kind == "clip" else CLIPTextConfig.from_dict(raw)
-        config = _clip_tower(c, vocab=c.vocab_size, context=c.max_position_embeddings, causal=True)
-        state = _names.read(_names.hf_clip_text, _part(_weights(folder), "text_model."), here)
-    elif kind in ("dinov2", "vit", "clip_vision_model"):
-        raise RamatchError(f"{here} is a '{kind}' model, which has no text tower; give it as --vision")
-    else:
+    if kind in VISION and kind not in TEXT:
+        raise RamatchError(f"{folder.name} is a '{kind}' model, which has no text tower; give it as --vision")
+    if kind not in TEXT:
         whole = load_backbone(name)
         tower = whole.require_text("--text")
-        return Text(here, tower.config, dict(tower.state_dict()), whole.tokenizer)
-    return Text(here, config, state, Tokenizer.from_folder(folder, min(config.context, LONGEST)))
+        return Tower(folder.name, tower.config, dict(tower.state_dict()), tokenizer=whole.tokenizer)
+    config, state = _read(TEXT[kind], folder, raw)
+    if TEXT[kind].shape is roberta_config:
+        state["positions"] = state["positions"][first_position(raw) :]
+    return Tower(folder.name, config, state, tokenizer=Tokenizer.from_folder(folder, min(config.context, LONGEST)))
 
 
-TEXT: dict[str, tuple[Callable[[dict[str, Any]], TowerConfig], Reader, str]] = {
-    "bert": (bert_config, _names.bert, "bert"),
-    "roberta": (roberta_config, _names.bert, "roberta"),
-    "xlm-roberta": (roberta_config, _names.bert, "roberta"),
-    "camembert": (roberta_config, _names.bert, "roberta"),
-    "distilbert": (distilbert_config, _names.distilbert, "distilbert"),
-}
+def _read(family: Family, folder: Path, raw: dict[str, Any]) -> tuple[TowerConfig, dict[str, Tensor]]:
+    """Shape and weights. Some releases and models with heads write a tower's prefix, others do not."""
+    config, tensors = family.shape(raw), read_weights(folder)
+    return config, translate(family.reader, take(tensors, family.prefix) or tensors, folder.name)
 
 
 def _open(name: str | Path) -> tuple[Path, dict[str, Any], str]:
@@ -151,16 +108,6 @@ def _open(name: str | Path) -> tuple[Path, dict[str, Any], str]:
     path = Path(name)
     if path.is_file():
         return path, {}, ""
-    folder = path if path.is_dir() else _download(str(name))
+    folder = path if path.is_dir() else download(str(name))
     raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return folder, raw, raw.get("model_type", "")
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """One tower of two; a tower alone is written with the prefix by some releases and without it by others."""
-    return _names.take(tensors, prefix) or tensors
-
-
-def _bare(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Without the prefix that a model with a head puts before its tower's names."""
-    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items()}

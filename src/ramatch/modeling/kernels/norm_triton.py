@@ -1,6 +1,7 @@
 """LayerNorm in one pass over memory, with the residual sum before it in the same pass, and the gradient of both in one.
 
-PyTorch's own LayerNorm reaches a third of the memory's speed on rows this short; a layer does two, each after an addition.
+PyTorch's own LayerNorm reaches a third of the memory's speed on rows this short; a layer does two, each after an
+addition.
 """
 
 # mypy: allow-incomplete-defs
@@ -123,20 +124,19 @@ def _tile(width: int) -> dict[str, int]:
 def forward(
     x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, keep: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x + y (x itself without y), its LayerNorm over the last axis, and mean and 1/deviation of each row (empty unless kept)."""
+    """x + y (x itself without y), its LayerNorm over the last axis, mean and 1/deviation of rows if they are kept."""
     x = x.contiguous()
     y = None if y is None else y.contiguous()
     width, count = x.shape[-1], x.numel() // x.shape[-1]
     out = torch.empty_like(x)
     total = x if y is None else torch.empty_like(x)
     mean, rstd = torch.empty(2, count if keep else 0, device=x.device, dtype=torch.float32)
-    tile = _tile(width)
+    inputs = (x if t is None else t for t in (y, weight, bias))
+    flags = _tile(width) | {"ADD": y is not None, "AFFINE": weight is not None, "KEEP": keep}
     if count:
         with torch.cuda.device_of(x):
-            _norm_forward_kernel[(triton.cdiv(count, tile["ROWS"]),)](
-                x, x if y is None else y, x if weight is None else weight, x if bias is None else bias, total, out, mean,
-                rstd, count, width, eps, ADD=y is not None, AFFINE=weight is not None, KEEP=keep, **tile,
-            )  # fmt: skip
+            grid = (triton.cdiv(count, flags["ROWS"]),)
+            _norm_forward_kernel[grid](x, *inputs, total, out, mean, rstd, count, width, eps, **flags)
     return total, out, mean, rstd
 
 
@@ -147,16 +147,14 @@ def backward(
     grad = grad.contiguous()
     other = None if other is None else other.contiguous()
     width, count = x.shape[-1], x.numel() // x.shape[-1]
-    tile = _tile(width)
-    tiles = triton.cdiv(count, tile["ROWS"])
+    flags = _tile(width) | {"AFFINE": weight is not None, "OTHER": other is not None, "LEARN": learn}
+    tiles = triton.cdiv(count, flags["ROWS"])
     turns = triton.cdiv(tiles, PROGRAMS) if learn else 1
     programs = triton.cdiv(tiles, turns) if count else 0
     dx = torch.empty_like(x)
     dweight, dbias = torch.empty(2, programs if learn else 0, width, device=x.device, dtype=torch.float32)
+    inputs = (mean, rstd, x if weight is None else weight, grad, x if other is None else other)
     if count:
         with torch.cuda.device_of(x):
-            _norm_backward_kernel[(programs,)](
-                x, mean, rstd, x if weight is None else weight, grad, x if other is None else other, dx, dweight, dbias,
-                count, width, turns, AFFINE=weight is not None, OTHER=other is not None, LEARN=learn, **tile,
-            )  # fmt: skip
+            _norm_backward_kernel[(programs,)](x, *inputs, dx, dweight, dbias, count, width, turns, **flags)
     return dx, dweight.sum(0) if learn else None, dbias.sum(0) if learn else None

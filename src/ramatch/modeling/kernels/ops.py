@@ -1,4 +1,8 @@
-"""Operations that training and recognising spend time in, each in as few passes over memory as it takes."""
+"""Operations that training and recognizing spend time in, each in as few passes over memory as it takes.
+
+On a GPU with Triton they run as kernels of our own (`*_triton.py`); elsewhere the plain operators beside each call do
+the same.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,31 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 ALIGN = 8  # numbers of half precision in the 16 bytes that matrix units want rows to start at
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def label_attention(query: Tensor, labels: Tensor) -> Tensor:
+def triton_kernels(name: str, x: Tensor) -> ModuleType | None:
+    """The kernels if they can run on x: on a GPU with Triton or under TRITON_INTERPRET=1; of a type and width known."""
+    if torch.compiler.is_compiling() or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return None
+    try:
+        module = importlib.import_module(f"ramatch.modeling.kernels.{name}_triton")
+    except ImportError:
+        return None
+    return module if x.dtype in NARROW and x.shape[-1] <= module.MAX_WIDTH else None
+
+
+# ------------------------------------------------------------------------------------------------ attention to labels
+
+
+def label_attention(query: Tensor, labels: Tensor, workspace_mb: int = 1024) -> Tensor:
     """Attention of positions query (B, M, D) to labels (N, D) as keys and values, scale D^-½: (B, M, D).
 
-    One product for all positions of all images, since they share their keys. `scaled_dot_product_attention` would not do it
+    One product for all positions of all images, since they share their keys. `scaled_dot_product_attention` would not
+    do it
     that way: a head of size D is beyond its fused kernels, and its plain kind computes half precision in float32.
-    Under autocast this runs in autocast's type, softmax included (its sums are float32 inside).
+    Under autocast this runs in autocast's type, softmax included (its sums are float32 inside). Where nothing learns,
+    the weights, which are all that grows with the vocabulary, take no more than the workspace at once.
     """
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
@@ -32,19 +53,32 @@ def label_attention(query: Tensor, labels: Tensor) -> Tensor:
         labels = F.pad(labels, (0, 0, 0, padding))
     with torch.autocast(kind, enabled=False):
         if torch.is_grad_enabled() and (query.requires_grad or labels.requires_grad):
-            found = _LabelAttention.apply(rows, labels, bias)
-        else:
-            found = _attend(rows, labels, bias)[0]
+            return _LabelAttention.apply(rows, labels, bias).view(query.shape)
+        step = _rows_at_once(rows, len(labels), workspace_mb)
+        if len(rows) <= step:
+            return _attend(rows, labels, bias)[0].view(query.shape)
+        found = torch.empty_like(rows)
+        for part, out in zip(rows.split(step), found.split(step), strict=True):
+            out.copy_(_attend(part, labels, bias)[0])
     return found.view(query.shape)
 
 
+def _rows_at_once(rows: Tensor, labels: int, workspace_mb: int) -> int:
+    """How many rows' weights fit into the workspace. On a GPU whole waves of them: rows that give every processor one
+    tile of 128 × 256, since a product of a few waves and a bit takes as long as one of another whole wave."""
+    step = max(1, (workspace_mb << 20) // (labels * rows.element_size()))
+    if rows.is_cuda and len(rows) > step:
+        processors = torch.cuda.get_device_properties(rows.device).multi_processor_count
+        wave = max(1, processors * 128 * 256 // rows.shape[1])
+        step -= step % wave if step > wave else 0
+    return step
+
+
 def _attend(query: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    scale = query.shape[-1] ** -0.5
-    if bias is None:
-        logits = (query * scale) @ labels.T
-    else:
-        logits = torch.addmm(bias, query, labels.T, alpha=scale)
-    weights = logits.softmax(-1)
+    """What was found (R, D) and the weights (R, N); logits become the weights in place."""
+    base, beta = (query.new_zeros(1), 0) if bias is None else (bias, 1)
+    weights = torch.addmm(base, query, labels.T, beta=beta, alpha=query.shape[-1] ** -0.5)
+    torch.softmax(weights, dim=-1, out=weights)
     return weights @ labels, weights
 
 
@@ -72,88 +106,86 @@ class _LabelAttention(torch.autograd.Function):
         return d_query, d_labels, None
 
 
+# --------------------------------------------------------------------------------------------------------- quick-GELU
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """x sigmoid(1.702 x), CLIP's activation; one kernel each way on a GPU with Triton, of which only x is kept."""
-    module = _kernels(x)
-    if module is None:
+    kernels = triton_kernels("gelu", x)
+    if kernels is None:
         return x * torch.sigmoid(1.702 * x)
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _QuickGELU.apply(x)
-    return module.forward(x)
+    return _QuickGelu.apply(x, kernels) if torch.is_grad_enabled() and x.requires_grad else kernels.forward(x)
 
 
-class _QuickGELU(torch.autograd.Function):
+class _QuickGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernels: ModuleType) -> Tensor:
+        ctx.kernels = kernels
         ctx.save_for_backward(x)
-        module = _kernels(x)
-        assert module is not None
-        return module.forward(x)
+        return kernels.forward(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        module = _kernels(x)
-        assert module is not None
-        return module.backward(x, grad)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.kernels.backward(*ctx.saved_tensors, grad), None
+
+
+# ---------------------------------------------------------------------------------------------------------- LayerNorm
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """LayerNorm over the last axis, computed in float32. With Triton the result has x's type, also under autocast (which would
-    widen x first and hand on float32); gradients reach x, weight and bias."""
-    module = _norm_kernels(x)
-    if module is None:
+    """LayerNorm over the last axis, computed in float32. With Triton the result has x's type, also under autocast
+    (which would widen x first and hand on float32); gradients reach x, weight and bias."""
+    kernels = triton_kernels("norm", x)
+    if kernels is None:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
-        return _Norm.apply(x, weight, bias, eps)
-    return module.forward(x, None, weight, bias, eps)[1]
+        return _Norm.apply(x, weight, bias, eps, kernels)
+    return kernels.forward(x, None, weight, bias, eps)[1]
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + y and its LayerNorm over the last axis: a residual and the norm that follows it. Weight and bias are frozen ones."""
-    module = _norm_kernels(x)
-    if module is None or x.dtype != y.dtype or x.shape != y.shape:
+    """x + y and its LayerNorm over the last axis: a residual and the norm that follows it."""
+    kernels = triton_kernels("norm", x) if x.dtype == y.dtype and x.shape == y.shape else None
+    learning = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+    if kernels is None or (learning and (weight.requires_grad or bias.requires_grad)):
         x = x + y
         return x, layer_norm(x, weight, bias, eps)
-    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
-        if weight.requires_grad or bias.requires_grad:
-            x = x + y
-            return x, layer_norm(x, weight, bias, eps)
-        return _AddNorm.apply(x, y, weight, bias, eps)
-    return module.forward(x, y, weight, bias, eps)[:2]
+    return (
+        _AddNorm.apply(x, y, weight, bias, eps, kernels) if learning else kernels.forward(x, y, weight, bias, eps)[:2]
+    )
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        module = _norm_kernels(x)
-        assert module is not None
-        x, out, mean, rstd = module.forward(x, None, weight, bias, eps, keep=True)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kernels: ModuleType
+    ) -> Tensor:
+        x, out, mean, rstd = kernels.forward(x, None, weight, bias, eps, keep=True)
+        ctx.kernels = kernels
         ctx.save_for_backward(x, mean, rstd, weight)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight = ctx.saved_tensors
-        module = _norm_kernels(x)
-        assert module is not None
         learn = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        dx, dweight, dbias = module.backward(x, mean, rstd, weight, grad, None, learn)
+        dx, dweight, dbias = ctx.kernels.backward(x, mean, rstd, weight, grad, None, learn)
         if learn and weight is not None:
             dweight, dbias = dweight.to(weight.dtype), dbias.to(weight.dtype)
-        return dx, dweight, dbias, None
+        return dx, dweight, dbias, None, None
 
 
 class _AddNorm(torch.autograd.Function):
-    """Keeps the sum, which the layer hands on anyway, and two numbers of each row."""
+    """For frozen weights. Keeps the sum, which the layer hands on anyway, and two numbers of each row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        module = _norm_kernels(x)
-        assert module is not None
-        total, out, mean, rstd = module.forward(x, y, weight, bias, eps, keep=True)
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: ModuleType
+    ) -> tuple[Tensor, Tensor]:
+        total, out, mean, rstd = kernels.forward(x, y, weight, bias, eps, keep=True)
+        ctx.kernels = kernels
         ctx.save_for_backward(total, mean, rstd, weight)
         ctx.set_materialize_grads(False)
         return total, out
@@ -163,21 +195,22 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, other: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         total, mean, rstd, weight = ctx.saved_tensors
         if grad is not None:
-            module = _norm_kernels(total)
-            assert module is not None
-            other = module.backward(total, mean, rstd, weight, grad, other, False)[0]
-        return other, other, None, None, None  # both addends have the sum's gradient
+            other = ctx.kernels.backward(total, mean, rstd, weight, grad, other, False)[0]
+        return other, other, None, None, None, None  # both addends have the sum's gradient
 
 
-def spatial_selection(
-    point: Tensor, found0: Tensor, area: Tensor, found1: Tensor, weight: Tensor, groups: int, grid: tuple[int, int]
-) -> Tensor:
-    """End of TSS: two streams (B, M, D), each with what it found added; their mean and maximum over all channels; a convolution
-    (2, ·, k, k) and sigmoid make a mask for each; the streams weighted by their masks, (B, M, D)."""
-    alike = all(t.dtype == point.dtype for t in (found0, area, found1))
-    module = _kernels(point, "mix_triton") if alike and point.dtype != torch.float64 else None
-    if module is not None and point.shape[-1] <= module.MAX_WIDTH:
-        return _Selection.apply(point, found0, area, found1, weight, groups, grid)
+# -------------------------------------------------------------------------------------------------- the masks of TSS
+
+
+def spatial_selection(streams: tuple[Tensor, ...], weight: Tensor, groups: int, grid: tuple[int, int]) -> Tensor:
+    """End of TSS: two streams (B, M, D), each followed by what it found among the labels, which is added; their mean
+    and maximum over all channels; a convolution (2, ·, k, k) and sigmoid make a mask for each; the streams weighted by
+    their masks (B, M, D)."""
+    point, found0, area, found1 = streams
+    alike = all(t.dtype == point.dtype for t in streams)
+    kernels = triton_kernels("mix", point) if alike else None
+    if kernels is not None:
+        return _Selection.apply(point, found0, area, found1, weight, groups, grid, kernels)
     point, area = point + found0, area + found1
     both = torch.cat([point, area], dim=-1)
     pooled = torch.stack([both.mean(-1), both.amax(-1)], dim=1).unflatten(-1, grid)
@@ -189,49 +222,26 @@ class _Selection(torch.autograd.Function):
     """Keeps the two sums; masks and what they are made of are two numbers of a position."""
 
     @staticmethod
-    def forward(
-        ctx: Any, point: Tensor, found0: Tensor, area: Tensor, found1: Tensor, weight: Tensor, groups: int,
-        grid: tuple[int, int],
-    ) -> Tensor:  # fmt: skip
-        module = _kernels(point, "mix_triton")
-        assert module is not None
-        y0, y1, pooled = module.pool(*(t.contiguous() for t in (point, found0, area, found1)))
-        with torch.autocast(point.device.type, enabled=False):
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *streams, weight, groups, grid, kernels = inputs
+        y0, y1, pooled = kernels.pool(*(t.contiguous() for t in streams))
+        with torch.autocast(y0.device.type, enabled=False):
             padding = weight.shape[-1] // 2
             masks = F.conv2d(pooled.unflatten(-1, grid), weight.float(), padding=padding, groups=groups).sigmoid()
         masks = masks.flatten(2).contiguous()
         ctx.save_for_backward(y0, y1, pooled, masks, weight)
-        ctx.groups, ctx.grid = groups, grid
-        return module.mix(y0, y1, masks)
+        ctx.groups, ctx.grid, ctx.kernels = groups, grid, kernels
+        return kernels.mix(y0, y1, masks)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y0, y1, pooled, masks, weight = ctx.saved_tensors
-        module = _kernels(y0, "mix_triton")
-        assert module is not None
-        grad = grad.contiguous()
-        d_masks = module.masks_backward(grad, y0, y1) * masks * (1 - masks)
-        side = weight.shape[-1] // 2
-        d_pooled, d_weight, _ = torch.ops.aten.convolution_backward(
-            d_masks.unflatten(-1, ctx.grid), pooled.unflatten(-1, ctx.grid), weight.float(), None, [1, 1], [side, side],
-            [1, 1], False, [0, 0], ctx.groups, [True, ctx.needs_input_grad[4], False],
-        )  # fmt: skip
-        d0, d1 = module.streams_backward(grad, y0, y1, masks, pooled, d_pooled.flatten(2).contiguous())
-        return d0, d0, d1, d1, None if d_weight is None else d_weight.to(weight.dtype), None, None
-
-
-def _kernels(x: Tensor, name: str = "gelu_triton") -> ModuleType | None:
-    """The kernels if they can run on x: on a GPU with Triton, or under TRITON_INTERPRET=1."""
-    if torch.compiler.is_compiling() or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
-        return None
-    try:
-        return importlib.import_module(f"ramatch.modeling.kernels.{name}")
-    except ImportError:
-        return None
-
-
-def _norm_kernels(x: Tensor) -> ModuleType | None:
-    module = _kernels(x, "norm_triton")
-    narrow = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
-    return module if module is not None and narrow and x.shape[-1] <= module.MAX_WIDTH else None
+        grad, side, wanted = grad.contiguous(), weight.shape[-1] // 2, [True, ctx.needs_input_grad[4], False]
+        d_masks = ctx.kernels.masks_backward(grad, y0, y1) * masks * (1 - masks)
+        d_masks, image = d_masks.unflatten(-1, ctx.grid), pooled.unflatten(-1, ctx.grid)
+        shape: tuple = (None, [1, 1], [side, side], [1, 1], False, [0, 0], ctx.groups)  # no bias, stride, padding, …
+        convolution_backward = torch.ops.aten.convolution_backward
+        d_pooled, d_weight, _ = convolution_backward(d_masks, image, weight.float(), *shape, wanted)
+        d0, d1 = ctx.kernels.streams_backward(grad, y0, y1, masks, pooled, d_pooled.flatten(2).contiguous())
+        return d0, d0, d1, d1, None if d_weight is None else d_weight.to(weight.dtype), None, None, None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import RamatchError, require
+from ...errors import RamatchError, require
 
 STRAIGHT = {"'": "‘’‚‛", '"': "“”„‟"}
 

@@ -1,0 +1,219 @@
+"""Reading checkpoints: from disk or the hub, tensors safely, names on disk → names in our towers.
+
+Each family (one file beside this one) says what its tensors are called; shapes that the config does not tell are read
+off the tensors. Names on disk are stable where the libraries' in-memory names are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import RamatchError
+from ..preprocess import Preprocess
+
+Tensors = Mapping[str, Tensor]
+Reader = Callable[[Tensors], dict[str, Tensor]]
+ACTS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+HUB_FILES = ["*.json", "*.txt", "*.safetensors", "pytorch_model*.bin", "open_clip_pytorch_model.bin"]
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WEIGHTS = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+
+# ---------------------------------------------------------------------------------------------------------------- disk
+
+
+def download(name: str) -> Path:
+    """A hub id's files on this machine, fetched if need be."""
+    from huggingface_hub import errors, snapshot_download
+
+    a_file = name.endswith((".pt", ".bin", ".safetensors"))
+    if a_file or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise RamatchError(f"no such file or folder: {name}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        raise RamatchError(
+            f"'{name}' is neither a local folder nor a model on the Hugging Face hub; check the spelling"
+        ) from None
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") else ""
+        raise RamatchError(
+            f"'{name}' is not on this machine and the Hugging Face hub cannot be reached{offline}; "
+            f"download it once with network, or give a local folder ({type(error).__name__})"
+        ) from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors file or of a pickle read with `weights_only=True`; nested state dicts are unwrapped."""
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise RamatchError(f"{path}: not a readable safetensors file ({error})") from None
+    try:
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        hint = ""
+        if "TorchScript" in str(error) or "torch.jit" in str(error) or "constants.pkl" in str(error):
+            hint = "; it is a TorchScript archive: save its plain state dict first: torch.save(model.state_dict(), …)"
+        elif "Unsupported" in str(error) or "weights_only" in str(error).lower():
+            hint = "; it may hold Python objects beside tensors: save its state dict alone with torch.save"
+        raise RamatchError(
+            f"{path}: not a plain state dict that can be read safely{hint} ({type(error).__name__})"
+        ) from None
+    for key in ("state_dict", "model", "net", "module"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    named = found.items() if isinstance(found, dict) else ()
+    tensors = {name.removeprefix("module."): value for name, value in named if isinstance(value, Tensor)}
+    if not tensors:
+        raise RamatchError(f"{path}: holds no tensors")
+    return tensors
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a model folder, in one file or several."""
+    for index in INDEXES:
+        if (folder / index).is_file():
+            parts = set(json.loads((folder / index).read_text())["weight_map"].values())
+            return {k: v for part in sorted(parts) for k, v in read_tensors(folder / part).items()}
+    for file in WEIGHTS:
+        if (folder / file).is_file():
+            return read_tensors(folder / file)
+    raise RamatchError(f"{folder} has a config but no weights (looked for {', '.join(WEIGHTS)})")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RamatchError(f"{path}: not readable as JSON ({error})") from None
+
+
+def read_preprocess(folder: Path, size: tuple[int, ...], own: tuple[tuple, tuple]) -> Preprocess:
+    """Mean and deviation from preprocessor_config.json where it is there, else `own`; the size is the tower's."""
+    file = folder / "preprocessor_config.json"
+    raw = read_json(file) if file.is_file() else {}
+    return Preprocess((size[0], size[1]), tuple(raw.get("image_mean", own[0])), tuple(raw.get("image_std", own[1])))
+
+
+def read_label_features(path: str | Path) -> tuple[list[str], Tensor]:
+    """Labels and features (N, D) of a safetensors file with tensor `features` and metadata `labels` (a JSON list)."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            features = file.get_tensor("features").float()
+    except (SafetensorError, OSError) as error:
+        raise RamatchError(f"label features {path}: {error}") from None
+    try:
+        labels = json.loads(metadata["labels"])
+    except (KeyError, ValueError):
+        raise RamatchError(f"label features {path}: its metadata has no JSON list 'labels'") from None
+    if features.ndim != 2 or len(labels) != len(features):
+        raise RamatchError(f"label features {path}: {len(labels)} labels for a tensor of shape {tuple(features.shape)}")
+    return labels, features
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def take(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    """The tensors below `prefix`, without it."""
+    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family calls the tensors of one tower: our name → theirs."""
+
+    layers: str  # prefix of a layer, with {} for its number
+    parts: dict[str, str]  # of a layer: ln1, ln2, out, fc1, fc2, each with weight and bias
+    qkv: tuple[str, ...]  # query, key and value of a layer, to be joined; none: the family joins its own
+    modules: dict[str, str] = field(default_factory=dict)  # with weight and bias
+    tensors: dict[str, str] = field(default_factory=dict)
+
+    def count(self, tensors: Tensors) -> int:
+        """Number of layers: one more than the highest index."""
+        pattern = re.escape(self.layers).replace(r"\{\}", r"(\d+)")
+        return max((int(m.group(1)) for name in tensors if (m := re.match(pattern, name))), default=-1) + 1
+
+    def __call__(self, t: Tensors) -> dict[str, Tensor]:
+        """Tensors of a file (already without the tower's prefix) under our names."""
+        out = {ours: t[theirs] for ours, theirs in self.tensors.items()}
+        for part in ("weight", "bias"):
+            out |= {f"{ours}.{part}": t[f"{theirs}.{part}"] for ours, theirs in self.modules.items()}
+            for i in range(self.count(t)):
+                there = self.layers.format(i)
+                out |= {
+                    f"blocks.{i}.{ours}.{part}": t[f"{there}{theirs}.{part}"] for ours, theirs in self.parts.items()
+                }
+                if self.qkv:
+                    out[f"blocks.{i}.qkv.{part}"] = torch.cat([t[f"{there}{p}.{part}"] for p in self.qkv])
+        return out
+
+
+def translate(reader: Reader, tensors: Tensors, what: str) -> dict[str, Tensor]:
+    """Run a reader; a missing name becomes an error that says which file part is not what it claims to be."""
+    try:
+        return {name: value.float() for name, value in reader(tensors).items()}
+    except KeyError as error:
+        raise RamatchError(
+            f"{what}: tensor {error} is missing, so this is not the architecture its config says"
+        ) from None
+    except RamatchError as error:
+        raise RamatchError(f"{what}: {error}") from None
+
+
+def activation(name: str) -> str:
+    """Our name of a config's activation."""
+    if name not in ACTS:
+        raise RamatchError(f"activation '{name}' is not known to ramatch (known: {', '.join(ACTS)})")
+    return ACTS[name]
+
+
+def transformer_sizes(raw: Mapping[str, Any], eps: float = 1e-12) -> dict[str, Any]:
+    """Fields of a `TowerConfig` that every Hugging Face config.json names alike (defaults: the base size)."""
+    return {
+        "width": raw.get("hidden_size", 768),
+        "layers": raw.get("num_hidden_layers", 12),
+        "heads": raw.get("num_attention_heads", 12),
+        "mlp": raw.get("intermediate_size", 3072),
+        "act": activation(raw.get("hidden_act", "gelu")),
+        "eps": raw.get("layer_norm_eps", eps),
+    }
+
+
+def fill(module: nn.Module, state: dict[str, Tensor], name: str) -> None:
+    """Load tensors under our names; a missing one, one too many or a wrong shape is an error that names it."""
+    own = module.state_dict()
+    for key in sorted(set(own) ^ set(state)):
+        raise RamatchError(f"{name}: its weights have {'no' if key in own else 'an unexpected'} '{key}'")
+    for key, value in state.items():
+        if value.shape != own[key].shape:
+            raise RamatchError(f"{name}: '{key}' is {tuple(value.shape)}, expected {tuple(own[key].shape)}")
+    module.load_state_dict(state)
+
+
+def need(tensors: Mapping[str, Tensor], key: str, name: str) -> Tensor:
+    """A projection into the joint space, without which a checkpoint is of no use."""
+    if key not in tensors:
+        raise RamatchError(f"{name}: tensor '{key}' is missing, so its features do not live in a joint space")
+    return tensors[key].float()
+
+
+def logit_scale(tensors: Tensors) -> float:
+    """CLIP's own inverse temperature, where the checkpoint has it."""
+    return float(tensors["logit_scale"].float().exp()) if "logit_scale" in tensors else 100.0
