@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ramatch.data.annotations import Annotations, Box, Issue, Record, Summary
+    from ramatch.data.augment import Normalize
     from ramatch.data.benchmarks import (
         BENCHMARKS,
         PROTOCOLS,
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
     )
     from ramatch.data.captions import CaptionRecord, Captions, read_captions
     from ramatch.data.check import Report
-    from ramatch.data.dataset import ImageLabelDataset
+    from ramatch.data.decode import ImageCache, ImageDataset, ImageLoader, decode_all
     from ramatch.data.images import ImageError, ImageTooLargeError, find_images, load_image
     from ramatch.data.records import list_splits, read_annotations, read_classes
     from ramatch.data.sampler import Draw, ResumableSampler, sample_seed
-    from ramatch.data.transforms import Normalize, eval_transform, train_transform
 
 _HOMES = {
     "annotations": ("Annotations", "Box", "Issue", "Record", "Summary"),
+    "augment": ("Normalize",),
     "benchmarks": (
         "BENCHMARKS",
         "PROTOCOLS",
@@ -43,11 +44,10 @@ _HOMES = {
     ),
     "captions": ("CaptionRecord", "Captions", "read_captions"),
     "check": ("Report",),
-    "dataset": ("ImageLabelDataset",),
+    "decode": ("ImageCache", "ImageDataset", "ImageLoader", "decode_all"),
     "images": ("ImageError", "ImageTooLargeError", "find_images", "load_image"),
     "records": ("list_splits", "read_annotations", "read_classes"),
     "sampler": ("Draw", "ResumableSampler", "sample_seed"),
-    "transforms": ("Normalize", "eval_transform", "train_transform"),
 }
 
 __all__ = [
@@ -60,8 +60,10 @@ __all__ = [
     "Captions",
     "Draw",
     "Evaluation",
+    "ImageCache",
+    "ImageDataset",
     "ImageError",
-    "ImageLabelDataset",
+    "ImageLoader",
     "ImageTooLargeError",
     "Issue",
     "Normalize",
@@ -71,7 +73,7 @@ __all__ = [
     "ResumableSampler",
     "Summary",
     "class_list",
-    "eval_transform",
+    "decode_all",
     "find_images",
     "list_splits",
     "load_image",
@@ -81,7 +83,6 @@ __all__ = [
     "read_classes",
     "read_protocol",
     "sample_seed",
-    "train_transform",
 ]
 
 

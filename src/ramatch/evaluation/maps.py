@@ -9,9 +9,9 @@ import numpy as np
 
 from ..data import read_annotations
 from ..data.annotations import Box, Record
+from ..data.splits import find_data
 from ..errors import RamatchError
 from ..recognizer import Recognizer
-from ..train.assemble import find_data
 from .localization import Localisation, Truth
 
 

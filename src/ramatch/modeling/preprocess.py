@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
+RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,19 @@ class Preprocess:
     size: tuple[int, int]
     mean: tuple[float, ...] = CLIP_MEAN
     std: tuple[float, ...] = CLIP_STD
+    interpolation: str = "bicubic"  # or bilinear: `RAMConfig.resize`
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
-    def resize(self, image: Image.Image) -> Tensor:
-        """RGB image → uint8 (3, height, width)."""
+    def resize(self, image: Image.Image, box: tuple[float, float, float, float] | None = None) -> Tensor:
+        """RGB image, or the part of it in `box` (left, top, right, bottom as shares) → uint8 (3, height, width)."""
         height, width = self.size
-        if image.size != (width, height):
-            image = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+        if box is not None:
+            box = (box[0] * image.width, box[1] * image.height, box[2] * image.width, box[3] * image.height)
+        if image.size != (width, height) or box is not None:
+            image = image.convert("RGB").resize((width, height), RESAMPLING[self.interpolation], box)
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
     def normalise(self, pixels: Tensor) -> Tensor:
@@ -43,4 +46,4 @@ class Preprocess:
         return (pixels.float() - mean) / std
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in ("size", "mean", "std")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -77,7 +78,8 @@ class RAM(nn.Module):
     @property
     def preprocess(self) -> Preprocess:
         own = self.backbone.preprocess
-        return Preprocess(own.size, HALF, HALF) if self.config.pixels == "half" else own
+        mean, std = (HALF, HALF) if self.config.pixels == "half" else (own.mean, own.std)
+        return Preprocess(own.size, mean, std, self.config.resize)
 
     def adapters(self) -> dict[str, Tensor]:
         """State of everything that is not the frozen backbone."""
@@ -87,6 +89,12 @@ class RAM(nn.Module):
         super().train(mode)
         self.backbone.eval()
         return self
+
+    def with_config(self, config: RAMConfig) -> RAM:
+        """This model (the same modules and weights) with other settings of matching and scores."""
+        twin = copy.copy(self)
+        twin.config = config
+        return twin
 
     def encode_labels(self, names: Sequence[str]) -> Labels:
         """Vocabulary → `Labels`; differentiable in the label prompts.

@@ -114,6 +114,10 @@ class LabelSet(nn.Module):
         self._kept.clear()
         self._padded = self._teacher = None
 
+    def constants(self) -> tuple:
+        """What the last step read that no step changes; whoever recorded that step must keep it alive."""
+        return self._padded, self._teacher
+
     def _prefix(self, backbone: Backbone, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Output of the frozen layers for each sentence, (S, T, W), and lengths (S,); computed once per sentence."""
         text, key = backbone.require_text("encoding labels"), (tuple(sentences), backbone.device, backbone.dtype)

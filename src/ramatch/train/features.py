@@ -1,0 +1,156 @@
+"""A cache of frozen features.
+
+What lies below the first layer that learns is constant per image, so it is computed once for a few views of each image and kept
+on the device; a step then only pays for the last layers. For data that fits, this is the fastest way to train.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..data.augment import AugmentConfig, augment, epoch_table, resize_batch
+from ..data.sampler import ResumableSampler, sample_seed
+from ..modeling.preprocess import Preprocess
+from ..modeling.region_set import Streams
+
+Stem = Callable[[Tensor], Streams]  # normalized pixels (B, 3, H, W) → state before the first layer that learns
+VIEW = -3  # index that the seed of an epoch's choice of views stands for (see `data.augment.TABLE`)
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """Streams of n images in v views: each tensor (v, n, …)."""
+
+    streams: Streams
+
+    def __len__(self) -> int:
+        return self.streams.x.shape[1]
+
+    @property
+    def views(self) -> int:
+        return len(self.streams.x)
+
+    def pick(self, view: Tensor | int, rows: Tensor | slice) -> Streams:
+        s = self.streams
+        base, found = (None if t is None else t[view, rows] for t in (s.base, s.found))
+        return Streams(s.x[view, rows], s.grid, base, found, tuple(t[view, rows] for t in s.taps))
+
+    def batches(self, sampler: ResumableSampler) -> Iterator[tuple[Tensor, Tensor]]:
+        """(views (B,), rows (B,)), on the device, of what is left in the sampler's epoch: a random view of each image."""
+        device = self.streams.x.device
+        generator = torch.Generator().manual_seed(sample_seed(sampler.seed, sampler.epoch, VIEW))
+        chosen = torch.randint(self.views, (len(self),), generator=generator)
+        batches = [torch.tensor([index for index, _ in batch]) for batch in sampler]
+        order = torch.cat(batches)
+        sizes = [len(batch) for batch in batches]
+        yield from zip(chosen[order].to(device).split(sizes), order.to(device).split(sizes), strict=True)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Each image as it is, its mirror, and random parts (of at least `crop` of the area): so many in all."""
+
+    count: int = 1
+    crop: float = 0.5
+    seed: int = 0
+
+    def make(self, images: Tensor, view: int, rows: slice, total: int, size: tuple[int, int]) -> Tensor:
+        """One view of images (B, 3, h, w), the `rows` of `total`: float in [0, 255] (B, 3, *size)."""
+        if view < 2:
+            return resize_batch(images, size, flip=view == 1)
+        config = AugmentConfig(scale=(self.crop, 1.0), ratio=(3 / 4, 4 / 3), blur=0.0, erasing=0.0)
+        draws = epoch_table(total, self.seed, view)[rows].to(images.device)
+        return augment(images, draws, config, (), size)
+
+
+@torch.no_grad()
+def cache_features(
+    stem: Stem, pixels: Tensor, preprocess: Preprocess, views: Views, device: torch.device, dtype: torch.dtype
+) -> FeatureCache:
+    """Features of all images (uint8 (n, 3, h, w)), computed and kept as `dtype` on the device."""
+    stores: list[Tensor] = []
+    state, batch = None, 256
+    for view in range(views.count):
+        for start in range(0, len(pixels), batch):
+            rows = slice(start, start + batch)
+            chunk = views.make(pixels[rows].to(device), view, rows, len(pixels), preprocess.size)
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                state = stem(preprocess.normalise(chunk))
+            parts = _flatten(state)
+            if not stores:
+                shape = views.count, len(pixels)
+                stores = [torch.empty(*shape, *p.shape[1:], dtype=dtype, device=device) for p in parts]
+            for store, part in zip(stores, parts, strict=True):
+                store[view, rows] = part
+    assert state is not None
+    return FeatureCache(_like(state, stores))
+
+
+def _shared(state: Streams) -> bool:
+    """Where TSS reads the tower's output, its last input is the main stream's patches: nothing to keep twice."""
+    return bool(state.taps) and state.taps[-1].data_ptr() == state.x[:, 1:].data_ptr()
+
+
+def _flatten(state: Streams) -> list[Tensor]:
+    taps = state.taps[: len(state.taps) - _shared(state)]
+    return [t for t in (state.x, state.base, state.found, *taps) if t is not None]
+
+
+def _like(state: Streams, stores: list[Tensor]) -> Streams:
+    """The stores in the places that `_flatten` took them from."""
+    left = iter(stores)
+    x = next(left)
+    base, found = (None if t is None else next(left) for t in (state.base, state.found))
+    taps = [*left, *([x[:, :, 1:]] if _shared(state) else [])]
+    return Streams(x, state.grid, base, found, tuple(taps))
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """uint8 images (n, 3, h, w) that know their digest."""
+
+    pixels: Tensor
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.blake2b(self.pixels.contiguous().numpy().data, digest_size=16).hexdigest()
+
+
+class FeatureStore:
+    """The last cache of each name, made anew when anything that shaped it changed: the images, how they are resized and seen, the
+    frozen weights, settings of the stem. The last two show in what the stem makes of a probe, so no list of them is needed."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[str, FeatureCache]] = {}
+
+    def get(
+        self,
+        name: str,
+        stem: Stem,
+        pictures: Pictures,
+        preprocess: Preprocess,
+        views: Views,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> FeatureCache:
+        key = f"{pictures.digest} {preprocess} {views} {dtype} {_probe(stem, preprocess, device)}"
+        if name not in self._held or self._held[name][0] != key:
+            self._held.pop(name, None)  # before the next one is made: they take tens of gigabytes on a real set
+            self._held[name] = key, cache_features(stem, pictures.pixels, preprocess, views, device, dtype)
+        return self._held[name][1]
+
+
+@torch.no_grad()
+def _probe(stem: Stem, preprocess: Preprocess, device: torch.device) -> str:
+    noise = torch.randint(0, 256, (1, 3, *preprocess.size), generator=torch.Generator().manual_seed(0))
+    state = stem(preprocess.normalise(noise.to(device)))
+    found = hashlib.blake2b(f"{state.grid} {_shared(state)} {state.base is None} {state.found is None}".encode())
+    for tensor in _flatten(state):
+        found.update(tensor.float().cpu().numpy().tobytes())
+    return found.hexdigest()
