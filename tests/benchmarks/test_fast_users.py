@@ -14,7 +14,7 @@ from ramatch import Recognizer
 from ramatch.data.annotations import Annotations
 from ramatch.evaluation.calibration import Calibrator
 from ramatch.modeling.fast import FastRAM, suits
-from ramatch.train.evaluation import collect_scores
+from ramatch.evaluation.models import collect_scores
 
 LABELS = ["cat", "dog", "traffic light", "kite", "rain"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"))]

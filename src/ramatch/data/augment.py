@@ -64,7 +64,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return (images.float().div_(255.0) - self.mean) / self.std
+        return (images.float() / 255.0 - self.mean) / self.std
 
 
 @functools.lru_cache(maxsize=2)  # a loader's worker asks for the same table again and again
