@@ -28,7 +28,7 @@ def _add_train(verbs: Any) -> None:
     parser = verbs.add_parser(
         "train",
         help="train RAM on a benchmark or your own data",
-        description="Train the adapters on a frozen backbone. Start from a recipe; any field can be changed with name=value.",
+        description="Train the adapters on a frozen backbone. Start from a recipe; name=value changes any field.",
         epilog="example: ramatch train --recipe coco-ov --data data/coco-ov epochs=3 optim.lr=1e-4",
     )
     recipe = "a recipe's name or a YAML file; 'list' shows them"
@@ -90,8 +90,8 @@ def _add_align(verbs: Any) -> None:
     parser = verbs.add_parser(
         "align",
         help="make a backbone of a vision tower and a text tower",
-        description="Align a vision tower (DINOv2, ViT, or the image tower of any CLIP) with a text tower (BERT, RoBERTa, "
-        "XLM-RoBERTa, DistilBERT, or the text tower of any CLIP) on image–caption data.",
+        description="Align a vision tower (DINOv2, ViT, or that of any CLIP) with a text tower (BERT, RoBERTa, "
+        "XLM-RoBERTa, DistilBERT, or that of any CLIP) on image–caption data.",
     )
     parser.add_argument("--vision", required=True, metavar="V", help="folder or hub id")
     parser.add_argument("--text", required=True, metavar="T", help="folder or hub id")
@@ -109,8 +109,8 @@ def _add_adapt(verbs: Any) -> None:
     parser = verbs.add_parser(
         "adapt",
         help="train RAM on captions and labels together, for a broad vocabulary",
-        description="Train the adapters on tags mined from captions together with labelled images, and write a model folder "
-        "that stands alone. What a source does not tell about an image is left out of the loss.",
+        description="Train the adapters on tags mined from captions together with labelled images, and write a model "
+        "folder that stands alone. What a source does not tell about an image is left out of the loss.",
         epilog="example: ramatch adapt --backbone aligned --captions captions.json --data coco-ov --out mini epochs=4",
     )
     parser.add_argument("--backbone", required=True, metavar="B", help="folder, hub id or bundled model")
@@ -124,7 +124,7 @@ def _add_adapt(verbs: Any) -> None:
     parser.add_argument("--views", type=count, metavar="N", help="of each image (default: 3)")
     parser.add_argument("--max-tags", type=count, metavar="N", help="default: 1500")
     parser.add_argument("--min-images", type=count, metavar="N", help="a tag must occur in so many (default: 12)")
-    omitted = "how often captions leave a tag out for each time they have it: so many of its likeliest absences are not learned"
+    omitted = "how often captions leave a tag out for each time they have it: its likeliest absences are not learned"
     parser.add_argument("--omitted", type=float, metavar="X", help=f"{omitted} (default: 1)")
     background = "labels that always compete in matching: a bundled vocabulary or a text file"
     parser.add_argument("--background", metavar="V", help=background)

@@ -1,8 +1,8 @@
 """One augmentation pipeline, on whole batches, on the device where they are: crop, flip, blur, erasing; and mosaics.
 
-All randomness of an epoch is one table of uniform numbers (images, 12) from (seed, epoch): what happens to an image depends
-on nothing else, so a resumed run, another batch size, another number of processes or of workers sees the same pictures.
-"""
+All randomness of an epoch is one table of uniform numbers (images, 12) from (seed, epoch): what happens to an image
+depends on nothing else, so a resumed run, another batch size, another number of processes or of workers sees the same
+pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLE = -2  # index that the table's seed stands for: no image's, and not the sa
 
 @dataclass(frozen=True)
 class AugmentConfig(Settings):
-    """Random crop, flip, blur, erasing (appendix A.6 names them; the numbers are ours). `enabled: false`: plain resize."""
+    """Random crop, flip, blur, erasing (appendix A.6 names them; the numbers are ours). Not `enabled`: plain resize."""
 
     section: ClassVar[str] = "augment."
 
@@ -53,7 +53,7 @@ class AugmentConfig(Settings):
 
 
 class Normalize(nn.Module):
-    """uint8 (or float in [0, 255]) (..., 3, H, W) to (x / 255 - mean) / std; its constants lie on the device already."""
+    """uint8 or float in [0, 255] (..., 3, H, W) to (x / 255 - mean) / std, with constants already on the device."""
 
     mean: Tensor
     std: Tensor
@@ -77,8 +77,8 @@ def epoch_table(count: int, seed: int, epoch: int) -> Tensor:
 def augment(
     images: Tensor, draws: Tensor, config: AugmentConfig, fill: Sequence[float], size: tuple[int, int] | None = None
 ) -> Tensor:
-    """images (B, 3, h, w) uint8, draws (B, 12) → (B, 3, *size) float in [0, 255], erased boxes filled with `fill` (the mean
-    color in [0, 255]). Without `size` the images are parts already, cut from the full picture with `crop_box`."""
+    """images (B, 3, h, w) uint8, draws (B, 12) → (B, 3, *size) float in [0, 255], erased boxes filled with `fill` (the
+    mean color in [0, 255]). Without `size` the images are parts already, cut from the full picture with `crop_box`."""
     _, _, _, _, flip, blurred, sigma, erased, *box = draws.T
     flip = flip < config.flip
     if size is None:
@@ -93,7 +93,7 @@ def augment(
 
 
 def crop_box(draws: Tensor, config: AugmentConfig) -> tuple[float, float, float, float] | None:
-    """Left, top, right, bottom, as shares of the picture, of the part that these draws (12,) choose; None: all of it."""
+    """Left, top, right, bottom (shares of the picture) of the part that these draws (12,) choose; None: all of it."""
     if config.crop == "none":
         return None
     across, down = (float(share) for share in _part(draws, config))
@@ -174,11 +174,11 @@ def resize_batch(images: Tensor, size: tuple[int, int], *, flip: bool = False) -
 def mosaics(
     images: Tensor, count: int, size: tuple[int, int], generator: torch.Generator, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`count` pictures of four random images each, two by two: small things in crowded scenes, with the labels of all four.
+    """`count` pictures of four random images each, two by two: small things in crowded scenes, with the labels of all
+    four.
 
-    images uint8 (n, 3, h, w) → uint8 (count, 3, H, W) where they are, and which images they show (count, 4). `device`: where
-    the resizing is done.
-    """
+    images uint8 (n, 3, h, w) → uint8 (count, 3, H, W) where they are, and which images they show (count, 4). `device`:
+    where the resizing is done."""
     sources = torch.randint(len(images), (count, 4), generator=generator)
     height, width = size[0] // 2, size[1] // 2
     out = images.new_empty(count, 3, *size)

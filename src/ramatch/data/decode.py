@@ -1,4 +1,4 @@
-"""From records on disk to uint8 batches: one dataset and one loader for training, testing and decoding a whole set at once."""
+"""From records on disk to uint8 batches: one loader for training, testing and decoding a whole set at once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ FEW = 256  # images that are decoded sooner than worker processes start
 class ImageDataset(Dataset[tuple[Tensor, int]]):
     """(pixels uint8 (3, H, W), index) of records with a picture each, resized as `preprocess` says.
 
-    Index with an int, or with a `Draw` from `ResumableSampler`: then, with `augment`, it is the part of the picture that
-    (seed, epoch, index) choose, whatever the worker.
-    """
+    Index with an int, or with a `Draw` from `ResumableSampler`: then, with `augment`, it is the part of the picture
+    that (seed, epoch, index) choose, whatever the worker."""
 
     def __init__(
         self,
@@ -50,19 +49,11 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
             box = crop_box(epoch_table(len(self), self.seed, epoch)[index], self.augment)
         return self.preprocess.resize(picture, box), index
 
-
-class _Guarded(Dataset[Any]):
-    """Unreadable images travel as values, so that the main process can name them without a worker's traceback."""
-
-    def __init__(self, inner: ImageDataset) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, item: Any) -> Any:
+    def __getitems__(self, items: Sequence[int | Draw]) -> list[tuple[Tensor, int]] | ImageError:
+        """What a loader asks for. An unreadable image travels as a value, so that the main process can name it without
+        worker's traceback."""
         try:
-            return self.inner[item]
+            return [self[item] for item in items]
         except ImageError as error:
             return error
 
@@ -72,8 +63,7 @@ class ImageLoader:
 
     def __init__(self, dataset: ImageDataset, *, workers: int = 0, **options: Any) -> None:
         generator = torch.Generator()  # its own: the run's must not depend on when a loader starts
-        guarded = _Guarded(dataset)
-        self.loader = DataLoader(guarded, num_workers=workers, collate_fn=_collate, generator=generator, **options)
+        self.loader = DataLoader(dataset, num_workers=workers, collate_fn=_collate, generator=generator, **options)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.loader:
@@ -83,17 +73,16 @@ class ImageLoader:
             yield batch
 
 
-def _collate(items: list[Any]) -> Any:
-    for item in items:
-        if isinstance(item, ImageError):
-            return item
+def _collate(items: Any) -> Any:
+    if isinstance(items, ImageError):
+        return items
     return torch.stack([pixels for pixels, _ in items]), torch.tensor([index for _, index in items])
 
 
 def decode_all(
     records: Sequence[Any], preprocess: Preprocess, *, workers: int | None = None, progress: bool = False
 ) -> Tensor:
-    """All pictures of caption or label records in memory: uint8 (n, 3, H, W). `workers`: processes; None: as many as help."""
+    """All pictures of caption or label records: uint8 (n, 3, H, W). `workers`: processes; None: as many as help."""
     if workers is None or len(records) <= FEW:
         workers = min(16, os.cpu_count() or 1) if len(records) > FEW else 0
     out = torch.empty(len(records), 3, *preprocess.size, dtype=torch.uint8)
@@ -106,8 +95,7 @@ def decode_all(
 
 
 class ImageCache:
-    """Decoded, resized images by source, kept in memory (150 kB each at 224 px). Give one to several runs and each image is
-    decoded once."""
+    """Decoded, resized images by source (150 kB each at 224 px): what several runs or tests share is decoded once."""
 
     def __init__(self, workers: int = 4) -> None:
         self.workers = workers

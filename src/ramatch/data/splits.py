@@ -43,13 +43,13 @@ def _has_split(path: Path, split: str) -> bool:
 
 
 def stable_order(keys: Sequence[str], salt: str = "") -> list[int]:
-    """Positions of the keys in an order that depends on nothing but the names: for splits that outlive a file's order."""
+    """Positions of the keys in an order that depends on their names alone: for splits that outlive a file's order."""
     ranks = [hashlib.blake2b(f"{salt}{key}".encode(), digest_size=8).digest() for key in keys]
     return sorted(range(len(keys)), key=ranks.__getitem__)
 
 
 def hold_out(keys: Sequence[str], part: float, salt: str = "") -> list[int]:
-    """Positions of `part` of the keys: so many if it is a whole number, else about that share, at least one. Chosen by their
-    names: the same under reordering, whatever the seed."""
+    """Positions of `part` of the keys, chosen by their names: so many if it is whole, else about that share, at least
+    one."""
     count = part if isinstance(part, int) else max(1, round(part * len(keys)))
     return sorted(stable_order(keys, salt)[:count])

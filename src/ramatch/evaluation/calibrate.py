@@ -52,10 +52,9 @@ def calibrate(
     """Calibrate a model folder (or the model of a run folder) and write calibration.json into it.
 
     Fitted on, in this order: `split` of the data if given; its validation split; the images that the model's own run
-    held out; failing all these, a random `share` of what there is, with a note that the model may know them. Reported on
-    the data's test_gzsl, seen and unseen labels apart, or else on a half of the images that fitting did not get. Options: those
-    of `load_model` and `collect_scores`, by name.
-    """
+    held out; failing all these, a random `share` of what there is, with a note that the model may know them. Reported
+    on the data's test_gzsl, seen and unseen labels apart, or else on a half of the images that fitting did not get.
+    Options: those of `load_model` and `collect_scores`, by name."""
     folder = Path(model).expanduser()
     folder = folder / "model" if is_model_folder(folder / "model") else folder
     if not is_model_folder(folder):
@@ -110,6 +109,6 @@ def _held_out(
         raise RamatchError(f"share must lie in (0, 1], got {share}")
     rows = hold_out([r.key for r in everything.records], float(share))
     return everything.subset(rows), [
-        f"images: a random {100 * share:.0f} % ({len(rows):,}) of {everything.summary.path}; if the model was trained on them, "
-        "its probabilities will be too sure: give held-out images with split"
+        f"images: a random {100 * share:.0f} % ({len(rows):,}) of {everything.summary.path}; if the model was trained "
+        "on them, its probabilities will be too sure: give held-out images with split"
     ]

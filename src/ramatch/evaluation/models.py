@@ -25,6 +25,7 @@ from ..modeling.fast import FastOutput, FastRAM, suits
 from ..modeling.ram import RAM, Labels, Output
 from ..progress import Progress
 from ..recognizer import PATIENCE, Recognizer
+from .calibration import Calibrator
 from .protocol import Report, evaluate_scores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -79,9 +80,8 @@ def collect_scores(
 ) -> Scores:
     """Run the model over a set of images with the set's own classes.
 
-    Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`: score with
-    `FastRAM` where it computes the same; by default on a GPU.
-    """
+    Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`:
+    score with `FastRAM` where it computes the same; by default on a GPU."""
     training, device, dtype = ram.training, ram.backbone.device, ram.backbone.dtype
     kept, pending, done = [], [], 0  # numbers on the CPU; those still on the device, moved in large pieces
     line = Progress(len(data), what, enabled=progress)
@@ -107,7 +107,7 @@ def collect_scores(
 
 
 def _scorer(ram: RAM, labels: Labels, batch_size: int, fast: bool | None) -> Callable[[Tensor], Tensor]:
-    """uint8 pixels → (B, N, 4): the model's score, s_G, s_R, best region; left on the device, so that nothing waits for it."""
+    """uint8 pixels → (B, N, 4): the model's score, s_G, s_R, best region; left on the device: nothing waits for it."""
     device, dtype = ram.backbone.device, ram.backbone.dtype
     normalize = Normalize(ram.preprocess.mean, ram.preprocess.std).to(device)
     engine = None
@@ -162,8 +162,9 @@ def read_test(
     seen: Sequence[str] | str | None = None,
     unseen: Sequence[str] | str | None = None,
 ) -> TestSet:
-    """A prepared benchmark folder (train.json, test_gzsl.json, ...), or any annotations with lists of seen and/or unseen
-    labels (names, or a text file). ZSL ranks the unseen labels alone, on images that show at least one of them."""
+    """A prepared benchmark folder (train.json, test_gzsl.json, ...), or any annotations with lists of seen and/or
+    unseen labels (names, or a text file). ZSL ranks the unseen labels alone, on images that show at least one of
+    them."""
     if protocol not in ("zsl", "gzsl"):
         raise RamatchError(f"protocol must be 'zsl' or 'gzsl', got '{protocol}'")
     path = find_data(data)
@@ -202,8 +203,8 @@ def evaluate(
 ) -> Report:
     """Evaluate a model (bundled name, model or run folder, or a plain CLIP, zero-shot) on test data.
 
-    `score` is one of RANKINGS; "image" of a plain CLIP is the paper's zero-shot baseline. Options: those of `evaluate_all`.
-    """
+    `score` is one of RANKINGS; "image" of a plain CLIP is the paper's zero-shot baseline. Options: those of
+    `evaluate_all`."""
     return evaluate_all(model, data, protocol, scores=(score,), **options)[score]
 
 
@@ -219,18 +220,17 @@ def evaluate_all(
 ) -> dict[str, Report]:
     """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
 
-    "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of RAMConfig
-    that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its score in any case.
-    Options: those of `read_test`, `load_model`, `collect_scores` and `evaluate_scores`, by name.
-    """
+    "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of
+    RAMConfig that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its
+    score in any case. Options: those of `read_test`, `load_model`, `collect_scores` and `evaluate_scores`, by name."""
     if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
     takers = (read_test, load_model, collect_scores, evaluate_scores)
     reading, loading, collecting, measuring = split_options(options, takers)
     test = data if isinstance(data, TestSet) else read_test(data, protocol, **reading)
-    loaded = None if isinstance(model, RAM) else load_model(model, **loading)
-    ram = model if loaded is None else loaded.ram  # type: ignore[assignment]
-    calibrator = loaded.calibrator if loaded is not None and not settings else None
+    ram, calibrator = (model, None) if isinstance(model, RAM) else _loaded(model, loading)
+    if settings:
+        calibrator = None
     changes = dict(settings or {}) | ({} if matcher is None else {"matcher": matcher})
     if changes:
         ram = ram.with_config(ram.config.replace(**changes))
@@ -239,6 +239,11 @@ def evaluate_all(
         found = replace(found, scores=np.asarray(calibrator(found.features, found.labels)))
     measuring |= {"protocol": test.protocol, "seen": test.seen, "unseen": test.unseen}
     return {name: found.report(name, **measuring) for name in scores}
+
+
+def _loaded(model: str | Path, options: dict[str, Any]) -> tuple[RAM, Calibrator | None]:
+    recognizer = load_model(model, **options)
+    return recognizer.ram, recognizer.calibrator
 
 
 def split_options(options: dict[str, Any], functions: Sequence[Callable]) -> list[dict[str, Any]]:
@@ -262,8 +267,8 @@ def load_model(
     device: str | None = None,
     precision: str | None = None,
 ) -> Recognizer:
-    """A recognizer from a bundled name, a model folder, a run folder (its model/), or a plain CLIP, for which `preset` and
-    `image_size` are. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU."""
+    """A recognizer from a bundled name, a model folder, a run folder (its model/), or a plain CLIP, for which `preset`
+    and `image_size` are. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU."""
     if precision is not None and precision not in DTYPES:
         raise RamatchError(f"precision must be one of {', '.join(DTYPES)}, got '{precision}'")
     options: dict[str, Any] = {"label_features": label_features, "backbone": backbone}

@@ -1,8 +1,8 @@
 """Broad-vocabulary training: tags mined from captions together with labelled data.
 
-Captioned images know their tags, labelled images their labels; what an image's source does not tell is left out of the loss
-(−1): labels of images that have captions only, tags too close in meaning to a positive one to be called absent, and, since
-captions omit much, the images where the untrained model finds a tag likeliest although no caption has it.
+Captioned images know their tags, labelled images their labels; what an image's source does not tell is left out of the
+loss (−1): labels of images that have captions only, tags too close in meaning to a positive one to be called absent,
+and, since captions omit much, the images where the untrained model finds a tag likeliest although no caption has it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class AdaptConfig(CachedConfig):
 
 @dataclass(frozen=True)
 class BroadTargets:
-    """names (N,): labels first, then tags; targets int8 (images, N): 1 present, 0 absent, −1 not known; how many are labels."""
+    """names (N,): labels first, then tags; targets int8 (images, N): 1 present, 0 absent, −1 not known; how many are
+    labels."""
 
     names: tuple[str, ...]
     targets: Tensor
@@ -107,8 +108,8 @@ def broad_targets(
 # What made ramatch-mini; chosen on validation images and tags (docs/results.md)
 @torch.inference_mode()
 def leave_open(model: RAM, cache: FeatureCache, broad: BroadTargets, targets: Tensor, omitted: float) -> Tensor:
-    """The targets, with `omitted` times as many of a tag's absences open (−1) as it has presences, the likeliest ones by the model
-    without its adapters; never more than half of them."""
+    """The targets, with `omitted` times as many of a tag's absences open (−1) as it has presences, the likeliest ones
+    by the model without its adapters; never more than half of them."""
     bare = RAM(model.backbone, model.config.replace(tss_share=0.0)).to(model.backbone.device)
     share, found = model.config.region_share, recognize_cached(bare, cache, broad.names)
     likely = torch.cat([torch.lerp(o.image, o.best, share).half().cpu() for o in found])
@@ -136,8 +137,8 @@ def adapt(
 
 @dataclass(frozen=True)
 class BroadData:
-    """Captioned and labelled images. One that both files name (by the same key) counts once, with its captions and its labels.
-    `exclude`: keys of images to leave out, for example those kept for calibration."""
+    """Captioned and labelled images. One that both files name (by the same key) counts once, with its captions and its
+    labels. `exclude`: keys of images to leave out, for example those kept for calibration."""
 
     captions: str | Path
     labels: str | Path
@@ -171,9 +172,8 @@ def adapt_folder(
 ) -> dict[str, Any]:
     """Train adapters on captioned and labelled images together; write a model folder that stands alone to `out`.
 
-    The backbone is written in half precision; what was read, the settings and the log go into adapt.json, the mined tags into
-    tags.txt. Returns what adapt.json holds.
-    """
+    The backbone is written in half precision; what was read, the settings and the log go into adapt.json, the mined
+    tags into tags.txt. Returns what adapt.json holds."""
     out, ram, config = new_folder(out), ram or preset("aligned"), config or AdaptConfig()
     captioned, labelled, records = data.read()
     own = load_frozen(str(backbone)).to(pick_device(device))
@@ -186,7 +186,8 @@ def adapt_folder(
     log = adapt(model, pixels, broad, config, progress=progress)
     model.background = tuple(background)
     save_ram(model.eval(), out, with_backbone=True, half=True)
-    tags, everything = broad.names[broad.labels :], {r.key for r in (*captioned.records, *labelled.records)}
+    tags = broad.names[broad.labels :]
+    everything = {r.key for r in captioned.records} | {r.key for r in labelled.records}
     report = {
         "images": len(records),
         "captioned": len(captions),

@@ -1,9 +1,8 @@
 """`ramatch align`: one space for a vision tower and a text tower.
 
-Losses, with equal weight: captions against images of the batch (InfoNCE) and mined tags against each other, each on the global
-feature and on the pooled regions; mosaics of four images have tags only. Only the last vision layers, the text layers and the two
-projections learn; what lies below in the vision tower is cached.
-"""
+Losses, with equal weight: captions against images of the batch (InfoNCE) and mined tags against each other, each on the
+global feature and on the pooled regions; mosaics of four images have tags only. Only the last vision layers, the text
+layers and the two projections learn; what lies below in the vision tower is cached."""
 
 from __future__ import annotations
 
@@ -251,8 +250,8 @@ class Words:
 
 
 def _cosines(image: Tensor, regions: Tensor, texts: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Of texts (N, D) with global features (B, D) and, pooled, with regions (B, M, D); (B, N) each. Those of single regions are
-    the largest tensor of the step, in bf16 under autocast."""
+    """Of texts (N, D) with global features (B, D) and, pooled, with regions (B, M, D); (B, N) each. Those of single
+    regions are the largest tensor of the step, in bf16 under autocast."""
     return image @ texts.T, log_mean_exp(torch.einsum("bmd,nd->bmn", regions, texts), beta, 1)
 
 
@@ -266,9 +265,9 @@ def contrast(
 ) -> Tensor:
     """Each positive of a row against the row's negatives only (other positives do not compete); mean over positives.
 
-    scores (B, T), already divided by a temperature; positive, negative: bool (B, T). `even`: the mean of each row counts alike.
-    `leave_out`: this share of each row's entries, the highest negatives, is not held against the positives.
-    """
+    scores (B, T), already divided by a temperature; positive, negative: bool (B, T). `even`: the mean of each row
+    counts alike. `leave_out`: this share of each row's entries, the highest negatives, is not held against the
+    positives."""
     scores = scores.float()
     masked = scores.masked_fill(~negative, -1e4)
     if count := int(leave_out * scores.shape[1]):
@@ -302,8 +301,9 @@ def align(
         raise RamatchError("an image has no caption; leave it out")
     here = World(pick_device(None if device is None else str(device)))
     seed_all(config)
-    shape = {"image_size": config.image_size, "dim": config.dim, "global_pool": config.global_pool}
-    task = AlignTask(join_towers(vision, text, **shape).to(here.device), config, on_log)
+    size, dim, pool = config.image_size, config.dim, config.global_pool
+    joined = join_towers(vision, text, image_size=size, dim=dim, global_pool=pool)
+    task = AlignTask(joined.to(here.device), config, on_log)
     tags = mine_tags(captions, min_images=config.min_images, max_tags=config.max_tags)
     if not tags.names and config.tag_weight:
         raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
@@ -323,9 +323,8 @@ def align(
 class CaptionData:
     """A caption data set, and which of its images have no part in training.
 
-    `test`: keys of images that are used for retrieval, or how many (chosen by their names alone, so that every run holds out the
-    same). `exclude`: keys of images to leave out altogether.
-    """
+    `test`: keys of images that are used for retrieval, or how many (chosen by their names alone, so that every run
+    holds out the same). `exclude`: keys of images to leave out altogether."""
 
     captions: str | Path
     images_roots: Sequence[str] | None = None

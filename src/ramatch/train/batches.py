@@ -78,13 +78,10 @@ class DeviceBatches:
 
     def __iter__(self) -> Iterator[Pixels]:
         device, a = self.pixels.device, self.config.augment
-        batches = [[index for index, _ in batch] for batch in self.sampler]
         # the whole epoch's indices and random numbers go to the device at once: nothing to wait for in a step
-        order = torch.tensor([i for batch in batches for i in batch], dtype=torch.long)
-        table = epoch_table(len(self.pixels), self.config.seed, self.sampler.epoch)[order].to(device)
-        sizes = [len(batch) for batch in batches]
-        for rows, draws in zip(order.to(device).split(sizes), table.split(sizes), strict=True):
+        table = epoch_table(len(self.pixels), self.config.seed, self.sampler.epoch).to(device)
+        for rows in self.sampler.rows(device):
             pixels = self.pixels[rows]
             if a.enabled:
-                pixels = augment(pixels, draws, a, self.fill, self.preprocess.size)
+                pixels = augment(pixels, table[rows], a, self.fill, self.preprocess.size)
             yield pixels, self.targets[rows]

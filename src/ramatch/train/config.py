@@ -38,18 +38,15 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class DataConfig(Settings):
-    """Where images and labels come from. `path` is anything `read_annotations` reads; a relative path is also looked for in
-    $RAMATCH_DATA."""
+    """Where images and labels come from."""
 
     section: ClassVar[str] = "data."
 
-    path: str = ""
+    path: str = ""  # anything `read_annotations` reads; a relative one is also looked for in $RAMATCH_DATA
     split: str | None = "train"  # used where the path has several
     images: str | None = None  # folder or tar with the pictures, where they are not beside the annotations
     classes: str | tuple[str, ...] | None = None  # labels to learn: names or a text file; None: those of the data
-    validation: Annotated[float, Bound(0, 1, below=True)] | str = (
-        0.05  # share of the training images; or a path; 0: none
-    )
+    validation: Annotated[float, Bound(0, 1, below=True)] | str = 0.05  # share of training images; or a path; 0: none
     validation_split: str | None = None  # where `validation` is a path with several
     holdout_classes: tuple[str, ...] = ()  # labels kept from training to measure unseen ones on validation
     limit: Count | None = None  # train on so many images, drawn at random
@@ -59,7 +56,7 @@ class DataConfig(Settings):
 
 @dataclass(frozen=True)
 class OptimConfig(Settings):
-    """AdamW, and SGD for prompts: rates by what learns, schedule, clipping, average. One class for every kind of training."""
+    """AdamW, and SGD for prompts, of every kind of training: rates by what learns, schedule, clipping, average."""
 
     section: ClassVar[str] = "optim."
 
@@ -134,7 +131,7 @@ class LoopConfig(Settings):
 
 @dataclass(frozen=True)
 class TrainConfig(LoopConfig):
-    """One training run. Defaults are the paper's where it has them (method: 6 epochs, batch 32, AdamW 5e-6, SGD 1e-3)."""
+    """One training run. Defaults are the paper's where it has them (6 epochs, batch 32, AdamW 5e-6, SGD 1e-3)."""
 
     output: str = "runs/ramatch"
     model: ModelConfig = field(default_factory=ModelConfig)

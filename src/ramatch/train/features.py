@@ -1,7 +1,7 @@
 """A cache of frozen features.
 
-What lies below the first layer that learns is constant per image, so it is computed once for a few views of each image and kept
-on the device; a step then only pays for the last layers. For data that fits, this is the fastest way to train.
+What lies below the first layer that learns is constant per image, so it is computed once for a few views of each image
+and kept on the device; a step then only pays for the last layers. For data that fits, this is the fastest way to train.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ class FeatureCache:
         return Streams(s.x[view, rows], s.grid, base, found, tuple(t[view, rows] for t in s.taps))
 
     def batches(self, sampler: ResumableSampler) -> Iterator[tuple[Tensor, Tensor]]:
-        """(views (B,), rows (B,)), on the device, of what is left in the sampler's epoch: a random view of each image."""
+        """(views (B,), rows (B,)) on the device, of what is left in the sampler's epoch: a random view of each
+        image."""
         device = self.streams.x.device
         generator = torch.Generator().manual_seed(sample_seed(sampler.seed, sampler.epoch, VIEW))
-        chosen = torch.randint(self.views, (len(self),), generator=generator)
-        batches = [torch.tensor([index for index, _ in batch]) for batch in sampler]
-        order = torch.cat(batches)
-        sizes = [len(batch) for batch in batches]
-        yield from zip(chosen[order].to(device).split(sizes), order.to(device).split(sizes), strict=True)
+        chosen = torch.randint(self.views, (len(self),), generator=generator).to(device)
+        for rows in sampler.rows(device):
+            yield chosen[rows], rows
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,8 @@ class Pictures:
 
 
 class FeatureStore:
-    """The last cache of each name, made anew when anything that shaped it changed: the images, how they are resized and seen, the
-    frozen weights, settings of the stem. The last two show in what the stem makes of a probe, so no list of them is needed."""
+    """The last cache of each name, made anew when anything that shaped it changed: images, preprocessing, views, frozen
+    weights, settings of the stem. The last two show in what the stem makes of a probe: no list of them is needed."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, FeatureCache]] = {}

@@ -16,7 +16,8 @@ Limit = tuple[nn.Parameter, float | None, float | None]  # a parameter, its leas
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that learn. Empty ones (a part that is switched off) are frozen, because DDP waits for their gradient."""
+    """Parameters that learn. Empty ones (a part that is switched off) are frozen, because DDP waits for their
+    gradient."""
     for parameter in model.parameters():
         if parameter.numel() == 0:
             parameter.requires_grad_(False)
@@ -27,8 +28,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def param_groups(roles: Roles, config: OptimConfig) -> list[dict[str, Any]]:
-    """A group for each role with its rate. One number per channel (norms, biases) is not decayed, nor are temperatures and
-    prompts, unless `decay_all`."""
+    """A group for each role with its rate. One number per channel (norms, biases) is not decayed, nor are temperatures
+    and prompts, unless `decay_all`."""
     rates = {"adapters": config.lr, "text": config.text_lr, "vision": config.vision_lr}
     rates |= {"temperatures": config.temperature_lr, "prompts": config.prompt_lr}
     groups = []
@@ -58,8 +59,8 @@ def build_optimizers(roles: Roles, config: OptimConfig) -> list[torch.optim.Opti
     if prompts:
         sgd = torch.optim.SGD(prompts, lr=config.prompt_lr, momentum=config.prompt_momentum, fused=fused)
         if config.prompt_momentum:
-            # The fused kernel makes these at the first step and leaves them unwritten if fp16's scaler skips that one; from
-            # zeros the first step is the same.
+            # The fused kernel makes these at the first step and leaves them unwritten if fp16's scaler skips that one;
+            # from zeros the first step is the same.
             for parameter in prompts[0]["params"]:
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         out.append(sgd)
@@ -88,9 +89,9 @@ def clip_together(
     max_norm: float | None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Clip gradients to a common norm. With a scaler (fp16) they are unscaled first, and where any of them is not finite every
-    optimizer skips the step: each alone would look at its own gradients only, while clipping by a norm that is not a
-    number spoils those of all. The host does not wait."""
+    """Clip gradients to a common norm. With a scaler (fp16) they are unscaled first, and where any of them is not
+    finite every optimizer skips the step: each alone would look at its own gradients only, while clipping by a norm
+    that is not a number spoils those of all. The host does not wait."""
     scaled = scaler is not None and scaler.is_enabled()
     if max_norm is None and not scaled:
         return

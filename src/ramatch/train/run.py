@@ -95,10 +95,9 @@ def train(
 ) -> RunResult:
     """Train RAM as `config` says, in the folder `config.output`.
 
-    resume: False (the folder must be new), "auto" (from the newest good checkpoint; from the start if there is none), or
-    a checkpoint file. images: decoded pictures kept between runs, used with data.cache = device. Under torchrun every
-    process calls this; the first one writes and gets the reports.
-    """
+    resume: False (the folder must be new), "auto" (from the newest good checkpoint; from the start if there is none),
+    or a checkpoint file. images: decoded pictures kept between runs, used with data.cache = device. Under torchrun
+    every process calls this; the first one writes and gets the reports."""
     with world(config.device) as here, Interrupt() as interrupt:
         folder = RunFolder(config.output)
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Learning rates over time, as factors on each group's own rate. No state: a factor follows from the step or the epoch."""
+"""Learning rates over time, as factors on each group's own rate that follow from the step or the epoch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def schedule(step: int, total: int, warmup: float, final: float = 0.0) -> float:
 
 
 def reference_schedule(epoch: int, warmup: int = 3, start: float = 0.1, period: int = 60) -> float:
-    """Factor in `epoch` (from 0) in the authors' program, which changes rates per epoch and one epoch ahead: linear from `start`
-    over `warmup` epochs, then a cosine of `period`: 0.4, 0.7, 0.994, 0.989, 0.983, 0.976."""
+    """Factor in `epoch` (from 0) in the authors' program, where rates change per epoch, one epoch ahead: linear from
+    `start` over `warmup` epochs, then a cosine of `period`: 0.4, 0.7, 0.994, 0.989, 0.983, 0.976."""
     ahead = epoch + 1
     if ahead < warmup:
         return start + (1 - start) * ahead / warmup

@@ -1,7 +1,7 @@
 """One update, the only one: forward, backward, unscale, clip, optimizers, bounds; as one CUDA graph where it can be.
 
-At batch 32 a step is some two thousand small kernels, and starting them one by one from Python takes longer than running them.
-A graph starts them all at once. Where there is no GPU, or recording fails, the same step runs eagerly.
+At batch 32 a step is some two thousand small kernels, and starting them one by one from Python takes longer than
+running them. A graph starts them all at once. Where there is no GPU, or recording fails, the same step runs eagerly.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ WARMUP = 3  # eager steps before recording; they count as training steps like an
 class TrainStep:
     """`step(batches)` → their mean loss (), detached, after one update of all parameters.
 
-    With `graph`, the first `WARMUP` steps are eager; the next one is recorded and replayed from then on. Batches of another shape
-    (the last of an epoch) run eagerly in between. Learning rates may be changed between steps as usual (`group["lr"]`). What
-    needs the host in its middle (fp16's scaler, accumulation, DDP) is never recorded.
-    """
+    With `graph`, the first `WARMUP` steps are eager; the next one is recorded and replayed from then on. Batches of
+    another shape (the last of an epoch) run eagerly in between. Learning rates may be changed between steps as usual
+    (`group["lr"]`). What needs the host in its middle (fp16's scaler, accumulation, DDP) is never recorded."""
 
     def __init__(
         self, task: Task, config: OptimConfig, here: World, *, fp16: bool = False, graph: bool | None = None
@@ -99,7 +98,8 @@ class TrainStep:
     # -------------------------------------------------------------------------------------------- as a CUDA graph
 
     def _aside(self, batches: Sequence[Batch]) -> Tensor:
-        """An eager step on the recording's stream: autograd ties a parameter's gradient to the stream it was first made on."""
+        """An eager step on the recording's stream: autograd ties a parameter's gradient to the stream it was first made
+        on."""
         assert self.recorder is not None
         stream, current = self.recorder.stream, torch.cuda.current_stream()
         stream.wait_stream(current)

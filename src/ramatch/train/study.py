@@ -1,5 +1,5 @@
-"""`ramatch study`: several settings and seeds on one data set, quickly, from cached features, and several ways of making one score
-of a model's two branches. The CLIP tables of docs/results.md are this."""
+"""`ramatch study`: several settings and seeds on one data set, from cached features, and several ways of making one
+score of a model's two branches. The CLIP tables of docs/results.md are this."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ VARIANTS: dict[str, Variant] = {
 
 @dataclass(frozen=True)
 class StudyData:
-    """A benchmark folder. `limit`, `test_limit`: so many training and GZSL test images only (ZSL: those among them), chosen by
-    their names."""
+    """A benchmark folder. `limit`, `test_limit`: so many training and GZSL test images (ZSL: those among them), chosen
+    by their names."""
 
     path: str | Path
     limit: int | None = None
@@ -139,8 +139,7 @@ def study(
 
 
 class Bench:
-    """Decoded images of a training set and its tests, and their features; variants that differ further up share those, and so do
-    seeds."""
+    """Images of a training set and its tests, and their features, which variants that differ further up share."""
 
     def __init__(self, backbone: Any, train: Annotations, tests: dict[str, Annotations]) -> None:
         self.backbone, self.train, self.tests = backbone, train, tests

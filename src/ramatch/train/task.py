@@ -21,8 +21,8 @@ Batch = tuple[Tensor, ...]
 class Task(nn.Module):
     """`task(*batch)` → loss (). A module, so that DistributedDataParallel can wrap it.
 
-    `sampler` says where in which epoch the training is. `recordable`: the loss is device work alone, fit for a CUDA graph.
-    """
+    `sampler` says where in which epoch the training is. `recordable`: the loss is device work alone, fit for a CUDA
+    graph."""
 
     recordable = True
     sampler: ResumableSampler
@@ -122,6 +122,6 @@ class RAMTask(Task):
 
 def diverged(what: str) -> RamatchError:
     return RamatchError(
-        f"the loss is {what}: training diverged; use a smaller learning rate, or precision bf16 or fp32. Earlier checkpoints "
-        "are untouched"
+        f"the loss is {what}: training diverged; use a smaller learning rate, or precision bf16 or fp32. "
+        "Earlier checkpoints are untouched"
     )

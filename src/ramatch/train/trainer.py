@@ -50,7 +50,7 @@ def seed_all(config: LoopConfig) -> None:
 
 
 class Trainer:
-    """Trains a task. With a `folder` (and a `TrainConfig`) it keeps a log, validates, and saves what `restore` continues from."""
+    """Trains a task. With a `folder` (and a `TrainConfig`) it keeps a log, validates, and can be resumed."""
 
     def __init__(
         self,
