@@ -82,6 +82,16 @@ def test_a_whole_set_is_decoded_in_order_and_once(ten: Annotations, monkeypatch:
     assert not torch.equal(bilinear, expected)
 
 
+def test_pictures_are_resized_as_the_model_says(ten: Annotations) -> None:
+    picture = ten.records[0].load()
+    for name, resampling in (("bicubic", Image.Resampling.BICUBIC), ("bilinear", Image.Resampling.BILINEAR)):
+        expected = torch.from_numpy(np.array(picture.resize((8, 16), resampling))).permute(2, 0, 1)
+        assert torch.equal(decode_all(ten.records[:1], Preprocess((16, 8), interpolation=name))[0], expected)
+        half = picture.resize((8, 16), resampling, (5, 0, 15, 24))
+        found = Preprocess((16, 8), interpolation=name).resize(picture, (0.25, 0.0, 0.75, 1.0))
+        assert torch.equal(found, torch.from_numpy(np.array(half)).permute(2, 0, 1))
+
+
 def test_augmentation_depends_on_seed_epoch_and_item_only(ten: Annotations) -> None:
     dataset = ImageDataset(ten.records, SMALL, augment=AugmentConfig(), seed=5)
     torch.manual_seed(1)

@@ -119,6 +119,7 @@ def test_a_cache_is_made_anew_when_what_shaped_it_changes(monkeypatch: pytest.Mo
     assert get(tiny_ram()) == 1
     assert get(tiny_ram(), views=Views(2)) == 1
     assert get(tiny_ram(), views=Views(2, seed=1)) == 1
+    assert tiny_ram(resize="bilinear").preprocess.interpolation == "bilinear"
     assert get(tiny_ram(resize="bilinear")) == 1
     assert get(tiny_ram()) == 1
     assert get(tiny_ram(), Pictures(shown.pixels.flip(-1))) == 1

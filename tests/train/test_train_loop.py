@@ -95,6 +95,16 @@ def test_images_are_decoded_once_for_several_runs(tiny: Path, tmp_path: Path, mo
     assert len(decoded) == len(set(decoded)) == 96
 
 
+def test_rates_follow_the_authors_schedule(tiny: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny, output=str(tmp_path / "run"), epochs=3, log_every=1, optim__schedule="reference")
+    quiet(config)
+    entries = [e for e in read_log(tmp_path / "run" / "log.jsonl") if e["kind"] == "step"]
+    for epoch, factor in enumerate((0.4, 0.7, 0.99384)):
+        found = {(e["lr_adapters"], e["lr_prompts"]) for e in entries if e["epoch"] == epoch}
+        assert len(found) == 1, "rates change between epochs only"
+        assert found.pop() == pytest.approx((3e-3 * factor, 0.02 * factor), rel=1e-4)
+
+
 def test_accumulation_takes_fewer_steps(tiny: Path, tmp_path: Path) -> None:
     result = quiet(tiny_config(tiny, output=str(tmp_path / "run"), epochs=1, batch_size=8, optim__accumulate=4))
     assert result.steps == 3, "9 batches: two groups of four and a last one of one"
