@@ -23,13 +23,13 @@ from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.ram import RAM
 from ramatch.train.adapt import AdaptConfig, BroadData, BroadTargets, adapt_folder, broad_targets, leave_open
-from ramatch.train.cached import collect_cached, fit_cached, ram_stem
+from ramatch.train.cached import Examples, collect_cached, fit_cached, ram_stem
 from ramatch.train.config import CachedConfig
 from ramatch.train.features import FeatureCache, Views, cache_features
 
 
 def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
-    return cache_features(ram_stem(ram), pixels, ram.preprocess, Views(), torch.device("cpu"), torch.float32)
+    return cache_features(ram_stem(ram), pixels, Views())
 
 
 # --------------------------------------------------------------------------------------------------- broad targets
@@ -121,7 +121,7 @@ def test_focus_adds_the_loss_of_the_annotated_labels():
         torch.manual_seed(0)
         ram = tiny_ram(matcher="average")  # others look at the targets before the loss does
         config = CachedConfig(epochs=1, batch_size=len(pixels), loss="sigmoid", focus=focus)
-        return fit_cached(ram, keep(ram, pixels), targets, LABELS, config, annotated=annotated)["loss"][0]
+        return fit_cached(ram, Examples(keep(ram, pixels), targets, LABELS, annotated), config)["loss"][0]
 
     alone = TARGETS.clone()
     alone[:, 1:] = -1

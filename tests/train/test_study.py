@@ -30,7 +30,7 @@ def quick(epochs: int = 1) -> CachedConfig:
 
 
 def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
-    return cache_features(ram_stem(ram), pixels, ram.preprocess, Views(), torch.device("cpu"), torch.float32)
+    return cache_features(ram_stem(ram), pixels, Views())
 
 
 def test_rules_are_the_scores_of_the_model(tiny: Path):
@@ -95,7 +95,7 @@ def test_stems_are_made_once_for_variants_and_seeds_that_share_them(tiny: Path, 
     monkeypatch.setitem(VARIANTS, "above", Variant("ramatch", SMALL | {"tss_input": "before"}, quick()))
     monkeypatch.setitem(VARIANTS, "other", Variant("ramatch", SMALL | {"adapted_layers": 2}, quick()))
     made: list[int] = []
-    monkeypatch.setattr(features, "cache_features", lambda *a: made.append(a[3].count) or cache_features(*a))
+    monkeypatch.setattr(features, "cache_features", lambda *a: made.append(a[2].count) or cache_features(*a))
     backbone, data = str(tiny / "backbone"), StudyData(tiny / "data")
     rows = study(backbone, data, variants=("one", "two"), seeds=(0, 1))
     assert made == [2, 1, 1]  # training images in two views, and two test sets
@@ -130,9 +130,10 @@ def test_fewer_images_and_other_settings(
     monkeypatch.setitem(VARIANTS, "one", Variant("ramatch", SMALL, quick(9)))
     seen: list[tuple] = []
 
-    def spy(ram, cache, targets, labels, config):
+    def spy(ram, examples, config):
+        cache = examples.cache
         seen.append(((cache.views, len(cache)), config.epochs, config.batch_size, config.optim.lr))
-        return fit_cached(ram, cache, targets, labels, config)
+        return fit_cached(ram, examples, config)
 
     monkeypatch.setattr(module, "fit_cached", spy)
     whole = {p: len(read_test(tiny / "data", p).annotations) for p in ("zsl", "gzsl")}

@@ -30,7 +30,7 @@ from ..modeling.checkpoints.folder import save_ram
 from ..modeling.ram import RAM
 from ..settings import Count, NotNegative, OneOf, dotted_names, parse_overrides
 from .assemble import load_frozen
-from .cached import fit_cached, ram_stem, recognize_cached
+from .cached import Examples, fit_cached, ram_stem, recognize_cached
 from .config import CachedConfig, OptimConfig
 from .distributed import pick_device
 from .features import FeatureCache, Views, cache_features
@@ -125,14 +125,14 @@ def adapt(
     model: RAM, pixels: Tensor, broad: BroadTargets, config: AdaptConfig, *, progress: bool = False
 ) -> dict[str, Any]:
     """Train a model's adapters on uint8 images (n, 3, h, w) with broad targets."""
-    device, size, dtype = model.backbone.device, model.preprocess.size, config.dtype(model.backbone.device)
+    device, size = model.backbone.device, model.preprocess.size
     pixels, targets = with_mosaics(pixels, broad.targets, config.mosaics, size, config.seed, device)
-    views = Views(config.views, seed=config.seed)
-    cache = cache_features(ram_stem(model), pixels, model.preprocess, views, device, dtype)
+    stem, views = ram_stem(model, config.dtype(device)), Views(config.views, seed=config.seed)
+    cache = cache_features(stem, pixels, views)
     if config.omitted:
         targets = leave_open(model, cache, broad, targets, config.omitted)
-    labels, count = list(broad.names), broad.labels
-    return fit_cached(model, cache, targets.float(), labels, config, annotated=count, progress=progress)
+    examples = Examples(cache, targets.float(), broad.names, broad.labels)
+    return fit_cached(model, examples, config, progress=progress)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from ..modeling.region_set import RegionSet, Streams
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
 from .config import LoopConfig, OptimConfig
 from .distributed import World, pick_device
-from .features import FeatureCache, Views, cache_features
+from .features import FeatureCache, Stem, Views, cache_features
 from .join import join_towers
 from .optim import Limit, Roles
 from .task import Batch, Task
@@ -113,16 +113,14 @@ class AlignTask(Task):
 
     def learn_from(self, images: Tensor, captions: Sequence[Sequence[str]], tags: Tags) -> None:
         """uint8 images (n, 3, h, w) of any size, their captions and tags; caches the frozen features."""
-        config, device, size = self.config, self.backbone.device, self.backbone.preprocess.size
-        dtype = config.dtype(device)
-        views = Views(config.views, config.crop, config.seed)
-        self.cache = cache_features(self.stem, images, self.backbone.preprocess, views, device, dtype)
+        config, device, preprocess = self.config, self.backbone.device, self.backbone.preprocess
+        stem = Stem(self.look_below, preprocess, device, config.dtype(device))
+        self.cache = cache_features(stem, images, Views(config.views, config.crop, config.seed))
         self.mosaics: FeatureCache | None = None
         if config.mosaics:
             generator = torch.Generator().manual_seed(config.seed)
-            shown, sources = mosaics(images, len(images), size, generator, device)
-            views = Views(min(2, config.views), config.crop, config.seed)
-            self.mosaics = cache_features(self.stem, shown, self.backbone.preprocess, views, device, dtype)
+            shown, sources = mosaics(images, len(images), preprocess.size, generator, device)
+            self.mosaics = cache_features(stem, shown, Views(min(2, config.views)))
             self.sources = sources.to(device)
         self.words = Words(self.backbone, captions, tags, config.ignore_above)
         self.sampler = ResumableSampler(len(images), config.seed, min(config.batch_size, len(images)))
@@ -145,7 +143,8 @@ class AlignTask(Task):
     def limits(self, floor: float) -> list[Limit]:
         return [(self.log_scales, None, math.log(SHARPEST))]
 
-    def stem(self, pixels: Tensor) -> Streams:
+    def look_below(self, pixels: Tensor) -> Streams:
+        """The layers that do not learn."""
         b = self.backbone
         state = Streams(b.vision.embed(pixels), b.vision.grid(*pixels.shape[-2:]))
         return self.ladder.climb(b, state, range(self.start))

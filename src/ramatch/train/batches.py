@@ -1,8 +1,4 @@
-"""Where a training step's pixels come from: worker processes that decode, or images kept on the device.
-
-Both give (pixels uint8 or float in [0, 255] (B, 3, H, W), targets (B, N)) on the device, in the order of a
-`ResumableSampler`, with one augmentation that depends on (seed, epoch, image) alone.
-"""
+"""Where a training step's pixels come from: worker processes that decode, or images kept on the device."""
 
 from __future__ import annotations
 
@@ -18,28 +14,14 @@ from ..data.sampler import ResumableSampler
 from ..modeling.preprocess import Preprocess
 from .config import TrainConfig
 
-Pixels = tuple[Tensor, Tensor]
 
+class Batches:
+    """(pixels uint8 or float in [0, 255] (B, 3, H, W), targets (B, N)) on the device: those left in the sampler's
+    epoch.
 
-def make_batches(
-    config: TrainConfig,
-    data: Annotations,
-    sampler: ResumableSampler,
-    preprocess: Preprocess,
-    device: torch.device,
-    images: ImageCache | None = None,
-    progress: bool = True,
-) -> Iterable[Pixels]:
-    """Iterating gives the batches left in the sampler's epoch. `images`: decoded pictures, with data.cache = device."""
-    if config.data.cache == "none":
-        return LoaderBatches(config, data, sampler, preprocess, device)
-    cache = images if images is not None else ImageCache(config.data.workers)
-    pixels = cache.stack(data.records, preprocess, progress=progress)
-    return DeviceBatches(config, pixels.to(device), data.targets().to(device), sampler, preprocess)
-
-
-class LoaderBatches:
-    """Decoded in workers, where the part is cut from the full picture; flip, blur and erasing on the device."""
+    Without `images`, parts are cut from the full pictures in worker processes. With it (data.cache = device), all
+    images are decoded once and kept as uint8 on the device, parts are cut there: no worker, no copy, no wait. The
+    augmentation is the same and depends on (seed, epoch, image) alone."""
 
     def __init__(
         self,
@@ -48,40 +30,32 @@ class LoaderBatches:
         sampler: ResumableSampler,
         preprocess: Preprocess,
         device: torch.device,
+        images: ImageCache | None = None,
+        progress: bool = True,
     ) -> None:
-        self.config, self.sampler, self.device, self.targets = config, sampler, device, data.targets().float()
-        self.fill = [255 * m for m in preprocess.mean]
-        a, workers = config.augment, config.data.workers
-        dataset = ImageDataset(data.records, preprocess, augment=a if a.enabled else None, seed=config.seed)
-        options = {"pin_memory": device.type == "cuda", "persistent_workers": workers > 0}
-        self.loader = ImageLoader(dataset, workers=workers, batch_sampler=sampler, **options)
+        self.config, self.sampler, self.preprocess, self.device = config, sampler, preprocess, device
+        self.fill, workers = [255 * m for m in preprocess.mean], config.data.workers
+        self.targets, self.pixels, self.loader = data.targets().float(), None, None
+        if images is not None:
+            self.pixels = images.stack(data.records, preprocess, progress=progress).to(device)
+            self.targets = data.targets().to(device)
+        else:
+            cut = config.augment if config.augment.enabled else None
+            dataset = ImageDataset(data.records, preprocess, augment=cut, seed=config.seed)
+            options = {"pin_memory": device.type == "cuda", "persistent_workers": workers > 0}
+            self.loader = ImageLoader(dataset, workers=workers, batch_sampler=sampler, **options)
 
-    def __iter__(self) -> Iterator[Pixels]:
-        table = epoch_table(len(self.targets), self.config.seed, self.sampler.epoch)
-        for pixels, rows in self.loader:
-            pixels = pixels.to(self.device, non_blocking=True)
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        table = epoch_table(len(self.targets), self.config.seed, self.sampler.epoch).to(self.targets.device)
+        size = None if self.pixels is None else self.preprocess.size
+        for pixels, rows in self._raw():
             if self.config.augment.enabled:
                 draws = table[rows].to(self.device, non_blocking=True)
-                pixels = augment(pixels, draws, self.config.augment, self.fill)
+                pixels = augment(pixels, draws, self.config.augment, self.fill, size)
             yield pixels, self.targets[rows].to(self.device, non_blocking=True)
 
-
-class DeviceBatches:
-    """All images decoded once and kept as uint8 on the device; augmentation there. No worker, no copy, no wait."""
-
-    def __init__(
-        self, config: TrainConfig, pixels: Tensor, targets: Tensor, sampler: ResumableSampler, preprocess: Preprocess
-    ) -> None:
-        self.config, self.pixels, self.targets = config, pixels, targets
-        self.sampler, self.preprocess = sampler, preprocess
-        self.fill = [255 * m for m in preprocess.mean]
-
-    def __iter__(self) -> Iterator[Pixels]:
-        device, a = self.pixels.device, self.config.augment
-        # the whole epoch's indices and random numbers go to the device at once: nothing to wait for in a step
-        table = epoch_table(len(self.pixels), self.config.seed, self.sampler.epoch).to(device)
-        for rows in self.sampler.rows(device):
-            pixels = self.pixels[rows]
-            if a.enabled:
-                pixels = augment(pixels, table[rows], a, self.fill, self.preprocess.size)
-            yield pixels, self.targets[rows]
+    def _raw(self) -> Iterable[tuple[Tensor, Tensor]]:
+        if self.pixels is not None:
+            return ((self.pixels[rows], rows) for rows in self.sampler.rows(self.device))
+        assert self.loader is not None
+        return ((pixels.to(self.device, non_blocking=True), rows) for pixels, rows in self.loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,31 +19,35 @@ from .task import Batch, RAMTask
 from .trainer import Trainer, seed_all
 
 
-def ram_stem(ram: RAM) -> Stem:
+def ram_stem(ram: RAM, dtype: torch.dtype = torch.float32) -> Stem:
     """What of RAM's pass no training changes."""
-    return lambda pixels: ram.region_set.stem(ram.backbone, pixels)
+    return Stem(lambda pixels: ram.region_set.stem(ram.backbone, pixels), ram.preprocess, ram.backbone.device, dtype)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Cached images, their targets (n, N) (1 present, 0 absent, −1 not known) and the names of the N labels; the first
+    `annotated` of them are what `CachedConfig.focus` is for."""
+
+    cache: FeatureCache
+    targets: Tensor
+    labels: Sequence[str]
+    annotated: int = 0
 
 
 class CachedTask(RAMTask):
-    """Targets (n, N) of the cached images; the first `annotated` labels are what `config.focus` is for."""
+    """RAM from a random view of each cached image."""
 
-    def __init__(
-        self,
-        ram: RAM,
-        cache: FeatureCache,
-        targets: Tensor,
-        labels: Sequence[str],
-        config: CachedConfig,
-        annotated: int = 0,
-    ) -> None:
-        super().__init__(ram, labels, config.loss, config.dtype(ram.backbone.device))
-        self.cache, self.targets = cache, targets.to(ram.backbone.device)
-        self.focus, self.annotated = config.focus if annotated else 0.0, annotated
+    def __init__(self, ram: RAM, examples: Examples, config: CachedConfig) -> None:
+        super().__init__(ram, examples.labels, config.loss, config.dtype(ram.backbone.device))
+        self.cache, self.targets = examples.cache, examples.targets.to(ram.backbone.device)
+        self.annotated, self.focus = examples.annotated, config.focus if examples.annotated else 0.0
         self.fixed = None
         if ram.label_set.mode == "none":  # nothing in the label set learns
             with torch.no_grad():
-                self.fixed = ram.encode_labels(labels)
-        self.sampler = ResumableSampler(len(cache), config.seed, min(config.batch_size, len(cache)))
+                self.fixed = ram.encode_labels(self.labels)
+        count = len(self.cache)
+        self.sampler = ResumableSampler(count, config.seed, min(config.batch_size, count))
 
     def batches(self) -> Iterable[Batch]:
         return self.cache.batches(self.sampler)
@@ -62,20 +67,10 @@ class CachedTask(RAMTask):
         return super().constants(), self.fixed
 
 
-def fit_cached(
-    ram: RAM,
-    cache: FeatureCache,
-    targets: Tensor,
-    labels: Sequence[str],
-    config: CachedConfig,
-    *,
-    annotated: int = 0,
-    progress: bool = False,
-) -> dict[str, Any]:
+def fit_cached(ram: RAM, examples: Examples, config: CachedConfig, *, progress: bool = False) -> dict[str, Any]:
     """Train the adapters on cached features. The weights end as their average if there is one."""
     seed_all(config)
-    task = CachedTask(ram, cache, targets, labels, config, annotated)
-    trainer = Trainer(task, config, World(ram.backbone.device), progress=progress)
+    trainer = Trainer(CachedTask(ram, examples, config), config, World(ram.backbone.device), progress=progress)
     began = time.perf_counter()
     trainer.fit()
     if trainer.ema is not None:

@@ -19,8 +19,23 @@ from ..data.sampler import ResumableSampler, sample_seed
 from ..modeling.preprocess import Preprocess
 from ..modeling.region_set import Streams
 
-Stem = Callable[[Tensor], Streams]  # normalized pixels (B, 3, H, W) → state before the first layer that learns
 VIEW = -3  # index that the seed of an epoch's choice of views stands for (see `data.augment.TABLE`)
+
+
+@dataclass(frozen=True)
+class Stem:
+    """Frozen layers. `run`: normalized pixels (B, 3, H, W) → state before the first layer that learns."""
+
+    run: Callable[[Tensor], Streams]
+    preprocess: Preprocess
+    device: torch.device
+    dtype: torch.dtype  # of the computation, and of what is kept
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Streams:
+        """Images (B, 3, H, W) in [0, 255]."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.run(self.preprocess.normalise(images))
 
 
 @dataclass(frozen=True)
@@ -69,22 +84,19 @@ class Views:
 
 
 @torch.no_grad()
-def cache_features(
-    stem: Stem, pixels: Tensor, preprocess: Preprocess, views: Views, device: torch.device, dtype: torch.dtype
-) -> FeatureCache:
-    """Features of all images (uint8 (n, 3, h, w)), computed and kept as `dtype` on the device."""
+def cache_features(stem: Stem, pixels: Tensor, views: Views) -> FeatureCache:
+    """Features of all images (uint8 (n, 3, h, w)), kept on the stem's device."""
     stores: list[Tensor] = []
     state, batch = None, 256
     for view in range(views.count):
         for start in range(0, len(pixels), batch):
             rows = slice(start, start + batch)
-            chunk = views.make(pixels[rows].to(device), view, rows, len(pixels), preprocess.size)
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                state = stem(preprocess.normalise(chunk))
+            chunk = pixels[rows].to(stem.device)
+            state = stem(views.make(chunk, view, rows, len(pixels), stem.preprocess.size))
             parts = _flatten(state)
             if not stores:
-                shape = views.count, len(pixels)
-                stores = [torch.empty(*shape, *p.shape[1:], dtype=dtype, device=device) for p in parts]
+                shapes = [(views.count, len(pixels), *p.shape[1:]) for p in parts]
+                stores = [torch.empty(shape, dtype=stem.dtype, device=stem.device) for shape in shapes]
             for store, part in zip(stores, parts, strict=True):
                 store[view, rows] = part
     assert state is not None
@@ -128,27 +140,17 @@ class FeatureStore:
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, FeatureCache]] = {}
 
-    def get(
-        self,
-        name: str,
-        stem: Stem,
-        pictures: Pictures,
-        preprocess: Preprocess,
-        views: Views,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> FeatureCache:
-        key = f"{pictures.digest} {preprocess} {views} {dtype} {_probe(stem, preprocess, device)}"
+    def get(self, name: str, stem: Stem, pictures: Pictures, views: Views) -> FeatureCache:
+        key = f"{pictures.digest} {views} {stem.preprocess} {stem.dtype} {_probe(stem)}"
         if name not in self._held or self._held[name][0] != key:
             self._held.pop(name, None)  # before the next one is made: they take tens of gigabytes on a real set
-            self._held[name] = key, cache_features(stem, pictures.pixels, preprocess, views, device, dtype)
+            self._held[name] = key, cache_features(stem, pictures.pixels, views)
         return self._held[name][1]
 
 
-@torch.no_grad()
-def _probe(stem: Stem, preprocess: Preprocess, device: torch.device) -> str:
-    noise = torch.randint(0, 256, (1, 3, *preprocess.size), generator=torch.Generator().manual_seed(0))
-    state = stem(preprocess.normalise(noise.to(device)))
+def _probe(stem: Stem) -> str:
+    size = (1, 3, *stem.preprocess.size)
+    state = stem(torch.randint(0, 256, size, generator=torch.Generator().manual_seed(0)).to(stem.device))
     found = hashlib.blake2b(f"{state.grid} {_shared(state)} {state.base is None} {state.found is None}".encode())
     for tensor in _flatten(state):
         found.update(tensor.float().cpu().numpy().tobytes())

@@ -22,7 +22,7 @@ from ..evaluation.protocol import Report
 from ..modeling.checkpoints.folder import load_adapters, save_ram
 from . import checkpoint
 from .assemble import build_ram, read_data
-from .batches import make_batches
+from .batches import Batches
 from .config import TrainConfig
 from .distributed import World, gather, world
 from .folder import RunFolder
@@ -64,8 +64,9 @@ class LabelledTask(RAMTask):
         drop_last = count >= batch * here.size
         self.sampler = ResumableSampler(count, config.seed, batch, here.rank, here.size, drop_last=drop_last)
         self.images = ImageCache(config.data.workers) if config.data.cache == "device" and images is None else images
-        sources = (self.sampler, ram.preprocess, here.device, self.images, progress)
-        self.pixels = make_batches(config, self.data.train, *sources)
+        cached = self.images if config.data.cache == "device" else None
+        sources = (self.sampler, ram.preprocess, here.device, cached, progress)
+        self.pixels = Batches(config, self.data.train, *sources)
         with torch.no_grad(), self.autocast():  # fills the label set's store in the same order on every start
             ram.encode_labels(self.data.seen)
 

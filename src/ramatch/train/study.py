@@ -21,7 +21,7 @@ from ..evaluation.metrics import at_k, mean_ap
 from ..evaluation.models import read_test
 from ..modeling.ram import RAM
 from .assemble import load_frozen
-from .cached import collect_cached, fit_cached, ram_stem
+from .cached import Examples, collect_cached, fit_cached, ram_stem
 from .config import CachedConfig
 from .distributed import pick_device
 from .features import FeatureStore, Pictures, Views
@@ -162,15 +162,13 @@ class Bench:
         device = self.backbone.device
         ram = RAM(self.backbone, ram_config).to(device)
         pictures, targets = self.pictures(self.train, ram, config.mosaics)
-        shape = (device, config.dtype(device))
-        stem = ram_stem(ram)
-        cache = self.store.get("train", stem, pictures, ram.preprocess, Views(config.views), *shape)
-        log = fit_cached(ram, cache, targets, self.train.classes, config)
+        stem = ram_stem(ram, config.dtype(device))
+        cache = self.store.get("train", stem, pictures, Views(config.views))
+        log = fit_cached(ram, Examples(cache, targets, self.train.classes), config)
         row: dict[str, Any] = {"seconds": log["seconds"], "scores": {}}
         for protocol, test in self.tests.items():
             shown, truth = self.pictures(test, ram)
-            cache = self.store.get(protocol, stem, shown, ram.preprocess, Views(), *shape)
-            found = collect_cached(ram, cache, test.classes)
+            found = collect_cached(ram, self.store.get(protocol, stem, shown, Views()), test.classes)
             rules = score_rules(found, *log["tau"])
             rules |= {"own": own_score(ram, found), "own-partial": own_score(ram, found, "partial")}
             for rule, scores in rules.items():
