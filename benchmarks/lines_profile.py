@@ -13,10 +13,9 @@ from ramatch.modeling.fuse import fuse
 from ramatch.modeling.graph import GraphedRAM
 from ramatch.modeling.matching import match
 from ramatch.modeling.ram import RAM
-from ramatch.train.graphed import GraphedStep
 
 from .lines_test import matching
-from .lines_train import train_step
+from .lines_train import Step
 from .measure import Row, free, peak_gb, row, seconds_per_call
 from .models import SIZES, Bench, Line, label_names, random_images, random_ram
 
@@ -138,8 +137,8 @@ def _profile_train(bench: Bench, batch: int) -> Iterator[Row]:
     base = torch.cuda.memory_allocated(bench.device) / 1e9 if cuda else 0.0
     images = random_images(batch, bench.pixels, bench.device, 1)[0]
     targets = (torch.rand(batch, len(names), device=bench.device) < 0.005).float()
-    step = train_step(bench, ram, names)
-    step.enabled = False
+    step = Step(bench, ram, names)
+    step.update.recorder = None
     for _ in range(3):
         step(images, targets)
     if cuda:
@@ -217,12 +216,12 @@ def _train_parts(
     }
 
 
-def _finish_seconds(bench: Bench, step: GraphedStep) -> float:
+def _finish_seconds(bench: Bench, step: Step) -> float:
     """Of everything after the backward pass, with gradients of ones."""
-    for parameter in step.parameters:
+    for parameter in step.update.parameters:
         parameter.grad = torch.ones_like(parameter)
     seconds = seconds_per_call(step.finish, bench.device, budget=0.1, repeats=3)
-    for optimizer in step.optimizers:
+    for optimizer in step.update.optimizers:
         optimizer.zero_grad(set_to_none=True)
     return seconds
 

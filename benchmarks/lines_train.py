@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ramatch.data.transforms import Normalize
 from ramatch.modeling.fuse import fuse
 from ramatch.modeling.graph import GraphedRAM
 from ramatch.modeling.ram import RAM
 from ramatch.train.config import OptimConfig
+from ramatch.train.distributed import World
 from ramatch.train.ema import EMA
-from ramatch.train.graphed import WARMUP, GraphedStep
-from ramatch.train.loop import Step
-from ramatch.train.optim import Temperatures, build_optimizers, trainable
+from ramatch.train.step import WARMUP, TrainStep
+from ramatch.train.task import RAMTask
 
 from .measure import Row, free, host_seconds, peak_gb, row
 from .models import Bench, Line, label_names, random_images, random_ram
@@ -31,28 +30,23 @@ def line_train(bench: Bench) -> Iterator[Row]:
         yield from _training(bench, batch)
 
 
-def train_step(bench: Bench, ram: RAM, names: Sequence[str]) -> GraphedStep:
-    """The loop's step from uint8 images on: normalize, forward, loss, backward, clip, AdamW and SGD, temperatures,
-    EMA."""
-    optim = OptimConfig()
-    parameters = trainable(ram)
-    temperatures, ema = Temperatures(parameters, optim.temperature_floor), EMA(ram, optim.ema_decay)
-    step = Step(ram, tuple(names), "mmc", None)
-    normalize = Normalize(ram.preprocess.mean, ram.preprocess.std).to(bench.device)
+class Step:
+    """The loop's update from uint8 images on: normalize, forward, loss, backward, clip, AdamW and SGD, temperatures, EMA."""
 
-    def forward(images: Tensor, targets: Tensor) -> Tensor:
-        half = bench.half != torch.float32
-        with torch.autocast(bench.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
-            return step(normalize(images).to(bench.half), targets)
+    def __init__(self, bench: Bench, ram: RAM, names: Sequence[str]) -> None:
+        self.optim = OptimConfig()
+        self.update = TrainStep(RAMTask(ram, names, "mmc", bench.half), self.optim, World(bench.device))
+        self.ema = EMA(ram.adapters())
 
-    return GraphedStep(
-        forward,
-        build_optimizers(parameters, optim),
-        parameters=parameters.values(),
-        clip_norm=optim.clip_norm,
-        after=(temperatures.clamp, ema.update),
-        holds=ram.label_set.constants,
-    )
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        loss = self.update([(images, targets)])
+        self.ema.update(self.optim.ema_decay)
+        return loss
+
+    def finish(self) -> None:
+        """Everything after the backward pass."""
+        self.update.finish()
+        self.ema.update(self.optim.ema_decay)
 
 
 def _training(bench: Bench, batch: int) -> Iterator[Row]:
@@ -60,14 +54,15 @@ def _training(bench: Bench, batch: int) -> Iterator[Row]:
     ram = random_ram(bench.size, "paper", bench.device, backbone_dtype=bench.half).train()
     names = label_names(bench.train_labels)
     free(bench.device)  # of the float32 weights it began with
-    images, step = bench.images(batch), train_step(bench, ram, names)
+    images, step = bench.images(batch), Step(bench, ram, names)
     targets = (torch.rand(batch, len(names), device=bench.device) < 0.005).float()
     targets[:, 0] = 1
     losses = [step(next(images), targets) for _ in range(WARMUP + 3)]
     rate = bench.rate(lambda: step(next(images), targets), batch)
     last = step(next(images), targets)
     tensors, taken = peak_gb(bench.device)
-    how = "CUDA graph" if step.enabled else f"eager: {step.why_eager}" if step.why_eager else "eager"
+    update = step.update
+    how = "CUDA graph" if update.recorder else f"eager: {update.why_eager}" if update.why_eager else "eager"
     yield row(
         f"train, {len(names):,} labels, EMA, batch {batch}",
         rate,
@@ -83,8 +78,8 @@ def _training(bench: Bench, batch: int) -> Iterator[Row]:
             at_most=MEMORY.get(batch),
             note=f"most taken from the device; most in tensors {tensors:.2f} GB",
         )
-    if step.enabled:
-        step.enabled = False
+    if update.recorder is not None:
+        update.recorder = None
         eager = bench.rate(lambda: step(next(images), targets), batch)
         yield row(f"train, eager, batch {batch}", eager, "img/s", note=f"the graph is {rate / eager:.2f}× this")
 

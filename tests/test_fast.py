@@ -18,8 +18,8 @@ from tiny_models import tiny_ram
 from ramatch import Recognizer
 from ramatch.data.annotations import Annotations
 from ramatch.evaluation.calibration import Calibrator
+from ramatch.evaluation.models import collect_scores
 from ramatch.modeling.graph import GraphedRAM
-from ramatch.train.evaluation import collect_scores
 
 LABELS = ["cat", "dog", "traffic light", "kite", "rain"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"))]

@@ -156,6 +156,15 @@ def field_types(cls: type) -> dict[str, Any]:
     return _types(cls)
 
 
+def dotted_names(cls: type) -> list[str]:
+    """Names of all settings, with those inside: "epochs", "optim.lr", …"""
+    out = []
+    for name, kind in field_types(cls).items():
+        inner = isinstance(kind, type) and issubclass(kind, Settings)
+        out += [f"{name}.{n}" for n in dotted_names(kind)] if inner else [name]
+    return out
+
+
 def choices(cls: type) -> dict[str, tuple[str, ...]]:
     """The names that each field with a choice may take."""
     rules = {name: typing.get_args(kind)[1:] for name, kind in field_types(cls).items()}

@@ -271,15 +271,15 @@ def test_align_then_adapt_then_tag(ramatch, tmp_path):
     fixed = ("--captions", data / "captions.json", "--data", data / "labels.json", "--device", "cpu")
     result = ramatch(
         "adapt", "--backbone", aligned, "--out", mini, *fixed, "--exclude", tmp_path / "skip.txt", "--views", 2,
-        "--min-images", 3, "--max-tags", 8, "--background", tmp_path / "background.txt", "epochs=2", "lr=0.001", *shape,
+        "--min-images", 3, "--max-tags", 8, "--background", tmp_path / "background.txt", "epochs=2", "optim.lr=0.001", *shape,
     )  # fmt: skip
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert (report["images"], report["excluded"], report["labelled"], report["background"]) == (28, 2, 14, 2)
     assert 0 < report["tags"] < 8  # eight were mined, some are labels already
     written = json.loads((mini / "adapt.json").read_text())
-    assert written["settings"]["fit"]["lr"] == 0.001
-    assert (written["settings"]["fit"]["focus"], written["settings"]["omitted"]) == (1.0, 1.0)
+    assert written["settings"]["optim"]["lr"] == 0.001
+    assert (written["settings"]["focus"], written["settings"]["omitted"]) == (1.0, 1.0)
     assert written["settings"]["ram"]["visual_prompts"] == 2
     shutil.rmtree(aligned)  # the folder stands alone
     found = ramatch("tag", data / "images", "--labels", "red,blue,square", "--model", mini, "--device", "cpu",

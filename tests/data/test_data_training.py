@@ -1,4 +1,4 @@
-"""Dataset, transforms and sampler: shapes, seeds, and resuming exactly."""
+"""Dataset, loader, decoding and sampler: shapes, seeds, and resuming exactly."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from data_helpers import put_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from ramatch.data import (
     Annotations,
     Draw,
-    ImageLabelDataset,
-    Normalize,
+    ImageCache,
+    ImageDataset,
+    ImageLoader,
     ResumableSampler,
-    eval_transform,
+    decode_all,
     read_annotations,
     sample_seed,
-    train_transform,
 )
+from ramatch.data.augment import AugmentConfig
 from ramatch.errors import RamatchError
+from ramatch.modeling.preprocess import Preprocess
 
 
 @pytest.fixture
@@ -40,40 +41,72 @@ def ten(tmp_path: Path) -> Annotations:
 # --------------------------------------------------------------------------------------------------- dataset
 
 
+SMALL = Preprocess((16, 8))
+
+
 def test_dataset_item(ten: Annotations) -> None:
-    dataset = ImageLabelDataset(ten, eval_transform((16, 8)))
-    image, target, index = dataset[3]
+    dataset = ImageDataset(ten.records, SMALL)
+    image, index = dataset[3]
     assert image.shape == (3, 16, 8)
-    assert image.dtype == torch.float32
-    assert target.tolist() == [0, 1, 1]
+    assert image.dtype == torch.uint8
+    assert torch.equal(image, SMALL.resize(ten.records[3].load()))
     assert index == 3
     assert len(dataset) == 10
-    targets = torch.stack([dataset[i][1] for i in range(10)])
-    assert torch.equal(targets.bool(), ten.targets())
 
 
 def test_unreadable_image_is_named(ten: Annotations, tmp_path: Path) -> None:
     (tmp_path / "4.png").write_bytes(b"junk")
     with pytest.raises(RamatchError, match=r"4\.png"):
-        ImageLabelDataset(ten)[4]
-    loader = DataLoader(ImageLabelDataset(ten, eval_transform(8)), batch_size=10, num_workers=1)
-    with pytest.raises(RamatchError, match=r"4\.png"):  # also through a worker process
-        next(iter(loader))
+        ImageDataset(ten.records, SMALL)[4]
+    for workers in (0, 1):  # also through a worker process
+        loader = ImageLoader(ImageDataset(ten.records, SMALL), batch_size=10, workers=workers)
+        with pytest.raises(RamatchError, match=r"4\.png.*ramatch data check") as found:
+            next(iter(loader))
+        assert "\n" not in str(found.value)
+
+
+def test_a_whole_set_is_decoded_in_order_and_once(ten: Annotations, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = torch.stack([SMALL.resize(r.load()) for r in ten.records])
+    assert torch.equal(decode_all(ten.records, SMALL), expected)
+    monkeypatch.setattr("ramatch.data.decode.FEW", 3)  # with worker processes
+    assert torch.equal(decode_all(ten.records, SMALL, workers=2), expected)
+    monkeypatch.setattr("ramatch.data.decode.FEW", 100)
+    decoded: list[str] = []
+    load = type(ten.records[0]).load
+    monkeypatch.setattr(type(ten.records[0]), "load", lambda self, *a: decoded.append(self.key) or load(self, *a))
+    cache = ImageCache(1)
+    assert torch.equal(cache.stack(ten.records[2:5], SMALL, progress=False), expected[2:5])
+    assert torch.equal(cache.stack(ten.records, SMALL, progress=False), expected)
+    assert len(decoded) == len(set(decoded)) == 10
+    bilinear = cache.stack(ten.records, Preprocess((16, 8), interpolation="bilinear"), progress=False)
+    assert not torch.equal(bilinear, expected)
+
+
+def test_pictures_are_resized_as_the_model_says(ten: Annotations) -> None:
+    picture = ten.records[0].load()
+    for name, resampling in (("bicubic", Image.Resampling.BICUBIC), ("bilinear", Image.Resampling.BILINEAR)):
+        expected = torch.from_numpy(np.array(picture.resize((8, 16), resampling))).permute(2, 0, 1)
+        assert torch.equal(decode_all(ten.records[:1], Preprocess((16, 8), interpolation=name))[0], expected)
+        half = picture.resize((8, 16), resampling, (5, 0, 15, 24))
+        found = Preprocess((16, 8), interpolation=name).resize(picture, (0.25, 0.0, 0.75, 1.0))
+        assert torch.equal(found, torch.from_numpy(np.array(half)).permute(2, 0, 1))
 
 
 def test_augmentation_depends_on_seed_epoch_and_item_only(ten: Annotations) -> None:
-    dataset = ImageLabelDataset(ten, train_transform(16, as_uint8=True), seed=5)
+    dataset = ImageDataset(ten.records, SMALL, augment=AugmentConfig(), seed=5)
     torch.manual_seed(1)
     first = dataset[Draw(2, 7)][0]
     torch.rand(10)
     assert torch.equal(dataset[Draw(2, 7)][0], first)
     assert not torch.equal(dataset[Draw(2, 8)][0], first)
-    other = ImageLabelDataset(ten, train_transform(16, as_uint8=True), seed=6)
+    other = ImageDataset(ten.records, SMALL, augment=AugmentConfig(), seed=6)
     assert not torch.equal(other[Draw(2, 7)][0], first)
+    plain = ImageDataset(ten.records, SMALL, augment=AugmentConfig(crop="none"), seed=5)
+    assert torch.equal(plain[Draw(2, 7)][0], plain[2][0])
 
 
 def test_drawing_leaves_the_global_generator_alone(ten: Annotations) -> None:
-    dataset = ImageLabelDataset(ten, train_transform(16), seed=5)
+    dataset = ImageDataset(ten.records, SMALL, augment=AugmentConfig(), seed=5)
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -83,10 +116,10 @@ def test_drawing_leaves_the_global_generator_alone(ten: Annotations) -> None:
 
 def run(annotations: Annotations, sampler: ResumableSampler, workers: int, batches: int) -> list[torch.Tensor]:
     """Draw batches as a training loop does, through worker processes that fetch ahead."""
-    dataset = ImageLabelDataset(annotations, train_transform(16, as_uint8=True), seed=sampler.seed)
+    dataset = ImageDataset(annotations.records, SMALL, augment=AugmentConfig(), seed=sampler.seed)
     seen: list[torch.Tensor] = []
     while len(seen) < batches:
-        for images, _, _ in DataLoader(dataset, batch_sampler=sampler, num_workers=workers):
+        for images, _ in ImageLoader(dataset, batch_sampler=sampler, workers=workers):
             seen.append(images)
             sampler.advance()
             if len(seen) == batches:
@@ -130,9 +163,10 @@ def test_drop_last() -> None:
     assert (kept.epoch, kept.position) == (1, 0)
 
 
-def test_without_shuffle() -> None:
-    sampler = ResumableSampler(5, batch_size=2, drop_last=False, shuffle=False)
-    assert [[d.item for d in b] for b in sampler] == [[0, 1], [2, 3], [4]]
+def test_rows_are_the_batches_as_tensors() -> None:
+    sampler = ResumableSampler(5, batch_size=2, drop_last=False)
+    sampler.advance()
+    assert [rows.tolist() for rows in sampler.rows(torch.device("cpu"))] == [[d.item for d in b] for b in sampler]
 
 
 @settings(max_examples=60, deadline=None)
@@ -207,88 +241,3 @@ def test_sample_seeds_differ_and_stay() -> None:
     seeds = {sample_seed(s, e, i) for s in range(4) for e in range(4) for i in range(50)}
     assert len(seeds) == 800
     assert sample_seed(1, 2, 3) == 6520558355739401531  # must never change: resumed runs depend on it
-
-
-# ------------------------------------------------------------------------------------------------ transforms
-
-
-@pytest.mark.parametrize("crop", ["resized", "plain", "none"])
-@pytest.mark.parametrize("size", [16, (24, 12)])
-def test_train_transform_shapes(crop: str, size: int | tuple[int, int]) -> None:
-    picture = Image.new("RGB", (50, 30), (255, 0, 0))
-    expected = (16, 16) if size == 16 else (24, 12)
-    for as_uint8 in (False, True):
-        image = pickle.loads(pickle.dumps(train_transform(size, crop=crop, as_uint8=as_uint8)))(picture)
-        assert image.shape == (3, *expected)
-        assert image.dtype == (torch.uint8 if as_uint8 else torch.float32)
-
-
-def test_uint8_and_float_variants_agree() -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8))
-    torch.manual_seed(4)
-    floats = train_transform(16, erasing=1.0, blur=1.0)(picture)
-    torch.manual_seed(4)
-    bytes_ = train_transform(16, erasing=1.0, blur=1.0, as_uint8=True)(picture)
-    assert torch.allclose(Normalize()(bytes_[None])[0], floats)
-    assert torch.allclose(Normalize()(eval_transform(16, as_uint8=True)(picture)), eval_transform(16)(picture))
-
-
-def test_each_augmentation_does_its_work() -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
-    quiet = {"crop": "none", "flip": 0.0, "blur": 0.0, "erasing": 0.0, "as_uint8": True}
-    plain = train_transform(32, **quiet)(picture)
-    assert torch.equal(plain, eval_transform(32, as_uint8=True)(picture))
-    assert torch.equal(train_transform(32, **{**quiet, "flip": 1.0})(picture), plain.flip(-1))
-    assert train_transform(32, **{**quiet, "blur": 1.0})(picture).float().std() < plain.float().std()
-    erased = train_transform(32, mean=(0.5, 0.5, 0.5), **{**quiet, "erasing": 1.0})(picture)
-    changed = (erased != plain).any(0)
-    assert 0.01 < changed.float().mean() < 0.3
-    assert erased[:, changed].unique().tolist() == [128]
-
-
-def test_whole_picture_crop_equals_evaluation() -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 24, 3), dtype=np.uint8))
-    settings_ = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "flip": 0.0, "blur": 0.0, "erasing": 0.0}
-    assert torch.equal(train_transform(16, **settings_)(picture), eval_transform(16)(picture))
-
-
-def test_crop_shows_a_part_of_the_asked_area() -> None:
-    columns = np.tile(np.arange(100, dtype=np.uint8)[None, :, None], (100, 1, 3))
-    transform = train_transform(32, scale=(0.25, 0.25), ratio=(1, 1), flip=0, blur=0, erasing=0, as_uint8=True)
-    starts = set()
-    for _ in range(20):
-        row = transform(Image.fromarray(columns))[0, 0].int()
-        assert 45 <= row[-1] - row[0] <= 50  # half the width
-        starts.add(int(row[0]))
-    assert len(starts) > 5
-
-
-def test_eval_transform_aspect() -> None:
-    picture = Image.new("RGB", (40, 10), (0, 0, 0))
-    picture.paste((255, 255, 255), (15, 0, 25, 10))  # the middle quarter
-    squashed = eval_transform(16, as_uint8=True)(picture)[0, 8]
-    kept = eval_transform(16, keep_aspect=True, as_uint8=True)(picture)[0, 8]
-    assert (squashed > 128).sum() == 4
-    assert (kept > 128).sum() == 16
-    tall = eval_transform((20, 7), keep_aspect=True)(picture)
-    assert tall.shape == (3, 20, 7)
-
-
-def test_bad_settings_are_refused() -> None:
-    with pytest.raises(RamatchError, match="size"):
-        eval_transform((1, 2, 3))
-    with pytest.raises(RamatchError, match="size"):
-        eval_transform(0)
-    with pytest.raises(RamatchError, match="interpolation"):
-        eval_transform(8, interpolation="lanczos9")
-    with pytest.raises(RamatchError, match="crop"):
-        train_transform(8, crop="wild")
-    with pytest.raises(RamatchError, match="scale"):
-        train_transform(8, scale=(0.5, 2.0))
-
-
-def test_normalize_matches_the_formula() -> None:
-    image = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
-    mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
-    expected = (image / 255 - mean[:, None, None]) / std[:, None, None]
-    assert torch.allclose(Normalize(mean.tolist(), std.tolist())(image), expected, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,15 @@ from ramatch.data.annotations import Annotations, Record, Summary
 from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.ram import RAM
-from ramatch.train.adapt import BroadTargets, adapt_folder, broad_targets, leave_open
-from ramatch.train.kept import FitConfig, collect, fit, keep
+from ramatch.train.adapt import AdaptConfig, BroadData, BroadTargets, adapt_folder, broad_targets, leave_open
+from ramatch.train.cached import Examples, collect_cached, fit_cached, ram_stem
+from ramatch.train.config import CachedConfig
+from ramatch.train.features import FeatureCache, Views, cache_features
+
+
+def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
+    return cache_features(ram_stem(ram), pixels, Views())
+
 
 # --------------------------------------------------------------------------------------------------- broad targets
 
@@ -53,7 +61,7 @@ def test_broad_targets_know_what_each_source_tells():
     }  # fmt: skip
     labels = annotated(("cat", "dog"), {"both": ("cat",), "label": ("dog",), "elsewhere": ("cat",)})
     keys = ["both", "caption", "label", "tag", "cap2"]
-    broad = broad_targets(Words(), keys, captions, labels, min_images=2)  # type: ignore[arg-type]
+    broad = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=2))  # type: ignore[arg-type]
     assert broad.names[:2] == ("cat", "dog")  # labels first
     assert set(broad.names[2:]) == {"red", "frisbee", "red frisbee", "puppy"}  # "dog" is a label already
     assert broad.targets.dtype == torch.int8
@@ -72,10 +80,10 @@ def test_broad_targets_know_what_each_source_tells():
         **tags,
     }  # nor that there is no dog: only annotations deny labels
     assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
-    far = broad_targets(Words(), keys, captions, labels, min_images=2, ignore_above=0.95)  # type: ignore[arg-type]
+    far = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=2, ignore_above=0.95))  # type: ignore[arg-type]
     assert far.targets[keys.index("both"), far.names.index("puppy")] == 0
     assert broad.labels == far.labels == 2
-    few = broad_targets(Words(), keys, captions, labels, min_images=99)  # type: ignore[arg-type]
+    few = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=99))  # type: ignore[arg-type]
     assert few.names == ("cat", "dog")
     assert few.targets.tolist() == [[1, 0], [-1, -1], [0, 1], [-1, -1], [-1, -1]]
 
@@ -97,7 +105,7 @@ def test_the_likeliest_absences_of_a_tag_are_left_open():
     assert (opened[changed] == -1).all()
     assert changed.sum(0).tolist() == [0, 0, 3, 2]  # as many as there are presences, half of the absences at most
     bare = RAM(ram.backbone, ram.config.replace(tss=False))
-    found = collect(bare, keep(bare, pixels), names)
+    found = collect_cached(bare, keep(bare, pixels), names)
     likely = torch.lerp(found[..., 0], found[..., 2], ram.config.region_share)
     for tag in (2, 3):
         absent = targets[:, tag] == 0
@@ -112,8 +120,8 @@ def test_focus_adds_the_loss_of_the_annotated_labels():
     def first(targets: torch.Tensor, focus: float, annotated: int) -> float:
         torch.manual_seed(0)
         ram = tiny_ram(matcher="average")  # others look at the targets before the loss does
-        config = FitConfig(epochs=1, batch_size=len(pixels), loss="sigmoid", focus=focus)
-        return fit(ram, keep(ram, pixels), targets, LABELS, config, 0, annotated)["loss"][0]
+        config = CachedConfig(epochs=1, batch_size=len(pixels), loss="sigmoid", focus=focus)
+        return fit_cached(ram, Examples(keep(ram, pixels), targets, LABELS, annotated), config)["loss"][0]
 
     alone = TARGETS.clone()
     alone[:, 1:] = -1
@@ -132,15 +140,11 @@ RAM_SETTINGS = RAMConfig(
 def test_adapt_folder(tmp_path):
     data = put_squares(tmp_path / "data", 24)
     save_backbone(tiny_backbone(), tmp_path / "tower")
-    options: dict = {
-        "ram": RAM_SETTINGS, "config": FitConfig(epochs=2, batch_size=8, lr=1e-3), "min_images": 3, "views": 2,
-        "device": "cpu", "split": None, "ignore_above": 0.999,
-    }  # fmt: skip
+    config = AdaptConfig(epochs=2, batch_size=8, loss="mmc", focus=0.0, min_images=3, views=2, ignore_above=0.999)
+    options: dict = {"ram": RAM_SETTINGS, "config": config, "device": "cpu"}
     gone = ["images/000.png", "images/001.png", "nowhere.png"]
-    report = adapt_folder(
-        tmp_path / "tower", data / "captions.json", data / "labels.json", tmp_path / "out", exclude=gone,
-        background=["square", "photo"], **options,
-    )  # fmt: skip
+    place = BroadData(data / "captions.json", data / "labels.json", split=None, exclude=gone)
+    report = adapt_folder(tmp_path / "tower", place, tmp_path / "out", background=["square", "photo"], **options)
     assert (report["images"], report["captioned"], report["labelled"], report["excluded"]) == (22, 22, 11, 2)
     assert report["labels"] == 5
     tags = (tmp_path / "out" / "tags.txt").read_text().split("\n")[:-1]
@@ -160,15 +164,14 @@ def test_adapt_folder(tmp_path):
     trained = recognizer.ram.region_set.tss[0].back.weight
     assert trained.abs().max() > 0
 
-    place = (tmp_path / "elsewhere", data / "captions.json", data / "labels.json")
+    tower = tmp_path / "elsewhere"
     with pytest.raises(RamatchError, match="not an empty folder"):
-        adapt_folder(*place, tmp_path / "out", **options)
+        adapt_folder(tower, place, tmp_path / "out", **options)
+    nothing = replace(place, exclude=[f"images/{i:03}.png" for i in range(24)])
     with pytest.raises(RamatchError, match="0 images are left"):
-        adapt_folder(*place, tmp_path / "new", exclude=[f"images/{i:03}.png" for i in range(24)], **options)
-    with pytest.raises(RamatchError, match="views"):
-        adapt_folder(*place, tmp_path / "new", **(options | {"views": 0}))
+        adapt_folder(tower, nothing, tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
-    again = adapt_folder(*place, tmp_path / "new", exclude=gone, **options)
+    again = adapt_folder(tower, place, tmp_path / "new", **options)
     assert again["log"]["loss"] == report["log"]["loss"]  # background has no part in training
 
 
@@ -180,8 +183,7 @@ def test_captions_and_labels_of_different_images(tmp_path):
     text = (captioned / "captions.json").read_text()
     (captioned / "captions.json").write_text(text.replace("images/", "images/c"))
     save_backbone(tiny_backbone(), tmp_path / "tower")
-    report = adapt_folder(
-        tmp_path / "tower", captioned / "captions.json", labelled / "labels.json", tmp_path / "out", split=None,
-        ram=RAM_SETTINGS, config=FitConfig(epochs=1), min_images=2, views=1, device="cpu",
-    )  # fmt: skip
+    data = BroadData(captioned / "captions.json", labelled / "labels.json", split=None)
+    config = AdaptConfig(epochs=1, min_images=2, views=1)
+    report = adapt_folder(tmp_path / "tower", data, tmp_path / "out", ram=RAM_SETTINGS, config=config, device="cpu")
     assert (report["images"], report["captioned"], report["labelled"]) == (18, 12, 6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import random
@@ -12,23 +11,20 @@ import pytest
 import torch
 from align_helpers import COLOURS, put, put_squares, squares
 
-from ramatch.data import read_captions
+from ramatch.data import decode_all, read_captions
 from ramatch.errors import RamatchError
 from ramatch.evaluation.retrieval import retrieval
 from ramatch.modeling.backbone import Backbone
-from ramatch.train import align as loop
-from ramatch.train import align_run
-from ramatch.train.align import align
-from ramatch.train.align_config import AlignConfig
-from ramatch.train.align_model import contrast, join_towers
-from ramatch.train.align_run import align_folder, load_pixels, settings_from
+from ramatch.modeling.preprocess import Preprocess
+from ramatch.train import align as module
+from ramatch.train.align import AlignConfig, AlignTask, CaptionData, align, align_folder, contrast
+from ramatch.train.join import join_towers
 
 # random sentence encoders find all words alike, so hardly anything may be ignored as too close
 CONFIG = AlignConfig(
-    image_size=32, dim=24, vision_layers=2, epochs=25, batch_size=20, min_images=6, views=1, lr_heads=5e-3, lr_text=3e-3,
-    lr_vision=3e-3, ignore_above=0.9999,
-)  # fmt: skip
-SHORT = dataclasses.replace(CONFIG, epochs=2)
+    image_size=32, dim=24, vision_layers=2, epochs=25, batch_size=20, min_images=6, views=1, ignore_above=0.9999
+).replace(**{"optim.lr": 5e-3, "optim.text_lr": 3e-3, "optim.vision_lr": 3e-3})
+SHORT = CONFIG.replace(epochs=2)
 
 
 def test_alignment_learns(towers):
@@ -69,17 +65,17 @@ def same(a: Backbone, b: Backbone) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-@pytest.mark.parametrize("changes", [{}, {"saa_layers": 1, "views": 3}, {"tag_across": 0.0, "average": 0.5}],
+@pytest.mark.parametrize("changes", [{}, {"saa_layers": 1, "views": 3}, {"tag_across": 0.0, "optim.average": 0.5}],
                          ids=["plain", "saa-views", "average"])  # fmt: skip
 def test_the_same_seed_gives_the_same_weights(towers, changes):
     pixels, captions, _ = squares(40)
-    config = dataclasses.replace(SHORT, **changes)
+    config = SHORT.replace(**changes)
     first = align(*towers, pixels, captions, config, device="cpu")
     torch.rand(7)  # what happened before does not matter
     again = align(*towers, pixels, captions, config, device="cpu")
     assert same(first.backbone, again.backbone)
     assert first.log == again.log
-    other = align(*towers, pixels, captions, dataclasses.replace(config, seed=1), device="cpu")
+    other = align(*towers, pixels, captions, config.replace(seed=1), device="cpu")
     assert not same(first.backbone, other.backbone)
     if changes:
         plain = align(*towers, pixels, captions, SHORT, device="cpu")
@@ -89,8 +85,8 @@ def test_the_same_seed_gives_the_same_weights(towers, changes):
 def test_without_tags(towers):
     pixels, captions, _ = squares(20)
     with pytest.raises(RamatchError, match="no tag occurs in 500 images"):
-        align(*towers, pixels, captions, dataclasses.replace(SHORT, min_images=500), device="cpu")
-    config = dataclasses.replace(SHORT, min_images=500, tag_weight=0.0)
+        align(*towers, pixels, captions, SHORT.replace(min_images=500), device="cpu")
+    config = SHORT.replace(min_images=500, tag_weight=0.0)
     result = align(*towers, pixels, captions, config, device="cpu")
     assert result.tags == ()
     assert result.log[-1]["losses"][2:] == [0, 0]
@@ -101,23 +97,22 @@ def test_without_tags(towers):
 def test_bad_settings_and_data(towers):
     pixels, captions, _ = squares(6)
     for wrong in (
-        {"epochs": 0}, {"batch_size": 1}, {"crop": 0.0}, {"average": 1.0}, {"tag_across": 2.0}, {"beta": 0.0},
+        {"epochs": 0}, {"batch_size": 1}, {"crop": 0.0}, {"optim.average": 1.0}, {"tag_across": 2.0}, {"beta": 0.0},
         {"global_pool": "max"}, {"views": 0},
     ):  # fmt: skip
         with pytest.raises(RamatchError):
-            dataclasses.replace(SHORT, **wrong)
+            SHORT.replace(**wrong)
     with pytest.raises(RamatchError, match="6 images and 5 lists"):
         align(*towers, pixels, captions[:5], SHORT, device="cpu")
     with pytest.raises(RamatchError, match="no caption"):
         align(*towers, pixels, [*captions[:5], []], SHORT, device="cpu")
     with pytest.raises(RamatchError, match="vision_layers is 9, but the vision tower has 3"):
-        align(*towers, pixels, captions, dataclasses.replace(SHORT, vision_layers=9, min_images=1), device="cpu")
-    assert settings_from(["epochs=3", "lr_text=1e-4", "global_pool=cls"]) == AlignConfig(
-        epochs=3, lr_text=1e-4, global_pool="cls"
-    )
+        align(*towers, pixels, captions, SHORT.replace(vision_layers=9, min_images=1), device="cpu")
+    changed = AlignConfig().with_overrides(["epochs=3", "optim.text_lr=1e-4", "global_pool=cls"])
+    assert changed == AlignConfig(epochs=3, global_pool="cls", optim=AlignConfig().optim.replace(text_lr=1e-4))
     for wrong_text in ("epochs", "speed=3", "epochs=many"):
         with pytest.raises(RamatchError, match=wrong_text.split("=")[0]):
-            settings_from([wrong_text])
+            AlignConfig().with_overrides([wrong_text])
 
 
 # --------------------------------------------------------------------------------------------------- from files
@@ -127,10 +122,11 @@ def test_align_folder(towers, tmp_path, monkeypatch):
     data = put_squares(tmp_path / "data", 40)
     held: list[list[tuple[str, ...]]] = []
     monkeypatch.setattr(
-        align_run, "retrieval", lambda model, pixels, captions: held.append(list(captions)) or retrieval(
-            model, pixels, captions)
-    )  # fmt: skip
-    report = align_folder(*towers, data / "captions.json", tmp_path / "a", config=SHORT, test=8, device="cpu")
+        module, "retrieval", lambda model, pixels, texts: held.append(list(texts)) or retrieval(model, pixels, texts)
+    )
+    report = align_folder(
+        *towers, CaptionData(data / "captions.json", test=8), tmp_path / "a", config=SHORT, device="cpu"
+    )
     assert report["images"] == 32
     assert report["tags"] > 5
     assert report["settings"]["epochs"] == 2
@@ -146,14 +142,14 @@ def test_align_folder(towers, tmp_path, monkeypatch):
     rows = json.loads((data / "captions.json").read_text())["images"]
     random.Random(0).shuffle(rows)
     put(data / "captions.json", {"images": rows})
-    align_folder(*towers, data, tmp_path / "b", config=SHORT, test=8, device="cpu")
+    align_folder(*towers, CaptionData(data, test=8), tmp_path / "b", config=SHORT, device="cpu")
     assert len(held[0]) == 8
     assert sorted(held[0]) == sorted(held[1])  # the same images, whatever the file's order
 
     with pytest.raises(RamatchError, match="not an empty folder"):
-        align_folder(*towers, data, tmp_path / "a", config=SHORT, device="cpu")
+        align_folder(*towers, CaptionData(data), tmp_path / "a", config=SHORT, device="cpu")
     with pytest.raises(RamatchError, match="1 of 40 images are left"):
-        align_folder(*towers, data, tmp_path / "c", config=SHORT, test=39, device="cpu")
+        align_folder(*towers, CaptionData(data, test=39), tmp_path / "c", config=SHORT, device="cpu")
     assert not (tmp_path / "c").exists()
 
 
@@ -161,19 +157,17 @@ def test_an_unreadable_image_is_named(towers, tmp_path):
     data = put_squares(tmp_path / "data", 6)
     (data / "images" / "004.png").write_bytes(b"broken")
     with pytest.raises(RamatchError, match=r"004\.png") as caught:
-        align_folder(*towers, data, tmp_path / "a", config=SHORT, device="cpu")
+        align_folder(*towers, CaptionData(data), tmp_path / "a", config=SHORT, device="cpu")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a").exists()
 
 
 def test_pixels_of_records(tmp_path):
-    from ramatch.data import read_captions
-
     data = put_squares(tmp_path / "data", 5)
     records = read_captions(data).records
-    same_size = load_pixels(records, 32)
+    same_size = decode_all(records, Preprocess((32, 32)))
     assert torch.equal(same_size, squares(5)[0])
-    assert load_pixels(records, (16, 48)).shape == (5, 3, 16, 48)
+    assert decode_all(records, Preprocess((16, 48))).shape == (5, 3, 16, 48)
 
 
 def test_contrast_counts_rows_alike_and_leaves_the_likeliest_out():
@@ -202,16 +196,17 @@ def test_contrast_counts_rows_alike_and_leaves_the_likeliest_out():
 def test_images_held_out_and_left_out_by_name(towers, tmp_path: Path):
     data = put_squares(tmp_path / "data", 40)
     keys = [r.key for r in read_captions(data)]
-    report = align_folder(
-        *towers, data, tmp_path / "named", config=SHORT, test=keys[:6], exclude=keys[4:10], device="cpu"
-    )
+    named = CaptionData(data, test=keys[:6], exclude=keys[4:10])
+    report = align_folder(*towers, named, tmp_path / "named", config=SHORT, device="cpu")
     assert report["images"] == 30
     assert report["retrieval"]
     with pytest.raises(RamatchError, match=r"1 image.* not in the captions, such as 'nobody\.jpg'"):
-        align_folder(*towers, data, tmp_path / "d", config=SHORT, test=["nobody.jpg"], device="cpu")
+        align_folder(*towers, CaptionData(data, test=["nobody.jpg"]), tmp_path / "d", config=SHORT, device="cpu")
     with pytest.raises(RamatchError, match="'even_tags' must be true or false"):
-        settings_from(["even_tags=perhaps"])
-    assert settings_from(["even_tags=false", "leave_out=0"]) == AlignConfig(even_tags=False, leave_out=0.0)
+        AlignConfig().with_overrides(["even_tags=perhaps"])
+    assert AlignConfig().with_overrides(["even_tags=false", "leave_out=0"]) == AlignConfig(
+        even_tags=False, leave_out=0.0
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- mosaics
@@ -221,19 +216,19 @@ def test_mosaics_teach_the_tags_of_all_four_images(towers, monkeypatch):
     """Each step sees `mosaics` pictures per image, with the tags of the four images they show, and tags alone."""
     pixels, captions, _ = squares(40)
     seen: list[tuple[int, torch.Tensor]] = []
-    real = loop._tag_losses
+    real = AlignTask._tag_losses
 
-    def spy(image, regions, tags, scales, masks, *rest):
+    def spy(self, image, regions, tags, masks):
         seen.append((len(image), masks[0].sum(1)))
-        return real(image, regions, tags, scales, masks, *rest)
+        return real(self, image, regions, tags, masks)
 
-    monkeypatch.setattr(loop, "_tag_losses", spy)
-    result = align(*towers, pixels, captions, dataclasses.replace(SHORT, mosaics=0.5), device="cpu")
+    monkeypatch.setattr(AlignTask, "_tag_losses", spy)
+    result = align(*towers, pixels, captions, SHORT.replace(mosaics=0.5), device="cpu")
     assert [count for count, _ in seen] == [20, 10] * 4  # two epochs of two steps
     ones, fours = (torch.cat([tags for count, tags in seen if count == size]).float().mean() for size in (20, 10))
     assert 1.5 * ones < fours <= 4 * ones
     seen.clear()
-    plain = align(*towers, pixels, captions, dataclasses.replace(SHORT, mosaics=0.0), device="cpu")
+    plain = align(*towers, pixels, captions, SHORT.replace(mosaics=0.0), device="cpu")
     assert [count for count, _ in seen] == [20] * 4
     assert result.log[-1]["losses"] != plain.log[-1]["losses"]
     with pytest.raises(RamatchError, match="'mosaics' must not be negative"):

@@ -10,11 +10,13 @@ import torch
 from align_helpers import WORDS
 from tiny_models import backbone
 
+from ramatch.data.splits import hold_out, stable_order
 from ramatch.errors import RamatchError
-from ramatch.evaluation.retrieval import retrieval, stable_order
+from ramatch.evaluation.retrieval import retrieval
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import save_backbone
-from ramatch.train.align_model import contrast, join_towers, log_mean_exp
+from ramatch.train.align import contrast, log_mean_exp
+from ramatch.train.join import join_towers
 
 
 def test_contrast_against_a_double_loop():
@@ -138,3 +140,7 @@ def test_a_stable_order_depends_on_names_alone():
     some = mixed[:20]
     assert [some[i] for i in stable_order(some)] == [key for key in order if key in set(some)]
     assert [keys[i] for i in stable_order(keys, "test")] != order
+    assert [keys[i] for i in hold_out(keys, 7)] == sorted(order[:7], key=keys.index)
+    assert hold_out(keys, 0.14) == hold_out(keys, 7)
+    assert hold_out(keys, 0) == []
+    assert len(hold_out(keys, 0.001)) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from train_tiny import tiny_config
 
-from ramatch.train.loop import train
+from ramatch.train.run import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from train_tiny import tiny_config, tiny_values
 
 from ramatch.train.log import read_log
-from ramatch.train.loop import train
+from ramatch.train.run import train
 
 HERE = Path(__file__).parent
 

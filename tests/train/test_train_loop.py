@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from train_tiny import SEEN, UNSEEN, tiny_backbone, tiny_config
 
+from ramatch.data.splits import hold_out
 from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.train import ImageCache, load_recipe
-from ramatch.train.assemble import held_out, read_data
+from ramatch.train.assemble import read_data
 from ramatch.train.config import DataConfig, OptimConfig
 from ramatch.train.log import read_log
-from ramatch.train.loop import train
 from ramatch.train.optim import build_optimizers, clip_together
+from ramatch.train.run import train
 
 
 def quiet(config, **options):
@@ -92,6 +93,16 @@ def test_images_are_decoded_once_for_several_runs(tiny: Path, tmp_path: Path, mo
         config = tiny_config(tiny, output=str(tmp_path / name), epochs=1, data__cache="device", seed=ord(name))
         quiet(config, images=cache)
     assert len(decoded) == len(set(decoded)) == 96
+
+
+def test_rates_follow_the_authors_schedule(tiny: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny, output=str(tmp_path / "run"), epochs=3, log_every=1, optim__schedule="reference")
+    quiet(config)
+    entries = [e for e in read_log(tmp_path / "run" / "log.jsonl") if e["kind"] == "step"]
+    for epoch, factor in enumerate((0.4, 0.7, 0.99384)):
+        found = {(e["lr_adapters"], e["lr_prompts"]) for e in entries if e["epoch"] == epoch}
+        assert len(found) == 1, "rates change between epochs only"
+        assert found.pop() == pytest.approx((3e-3 * factor, 0.02 * factor), rel=1e-4)
 
 
 def test_accumulation_takes_fewer_steps(tiny: Path, tmp_path: Path) -> None:
@@ -172,10 +183,10 @@ def test_vision_tower_with_given_label_features(tiny: Path, tmp_path: Path) -> N
 
 def test_held_out_images_do_not_depend_on_order_or_seed() -> None:
     keys = [f"image{i}" for i in range(200)]
-    chosen = {keys[i] for i in held_out(keys, 0.1)}
+    chosen = {keys[i] for i in hold_out(keys, 0.1)}
     assert len(chosen) == 20
     backwards = keys[::-1]
-    assert {backwards[i] for i in held_out(backwards, 0.1)} == chosen
+    assert {backwards[i] for i in hold_out(backwards, 0.1)} == chosen
 
 
 def test_unreadable_image_is_named(tiny: Path, tmp_path: Path) -> None:
@@ -255,7 +266,7 @@ def test_clipping_is_that_of_torch() -> None:
 def test_a_skipped_first_step_leaves_the_momentum_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused SGD makes its momentum with the first step, but a step that fp16's scaler skips writes nothing into it."""
     prompts = torch.nn.Parameter(torch.ones(4))
-    (sgd,) = build_optimizers({"label_set.prompts": prompts}, OptimConfig(prompt_momentum=0.9))
+    (sgd,) = build_optimizers({"prompts": [prompts]}, OptimConfig(prompt_momentum=0.9))
     sgd.param_groups[0]["fused"] = True  # as on a GPU
     sgd._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     monkeypatch.setattr(torch, "empty_like", lambda t, **_: torch.full(t.shape, float("nan")))  # what memory may hold

@@ -15,20 +15,26 @@ from train_tiny import tiny_backbone
 from ramatch.config import preset
 from ramatch.errors import RamatchError
 from ramatch.modeling.ram import RAM
-from ramatch.train.augment import augment, epoch_table
-from ramatch.train.config import AugmentConfig, OptimConfig
+from ramatch.progress import Progress, clock
+from ramatch.train.config import OptimConfig
 from ramatch.train.ema import EMA
-from ramatch.train.log import Progress, RunLog, clock, read_log
-from ramatch.train.optim import Temperatures, build_optimizers, rates, schedule, set_rates, trainable
+from ramatch.train.log import RunLog, read_log
+from ramatch.train.optim import build_optimizers, clamp, param_groups, rates, set_rates, trainable
+from ramatch.train.schedules import reference_schedule, schedule
+from ramatch.train.task import RAMTask
 
 
 def tiny_ram(**changes) -> RAM:
     return RAM(tiny_backbone(), preset("ramatch", adapted_layers=1, saa_layers=1, prompt_layers=1, **changes))
 
 
+def task(ram: RAM) -> RAMTask:
+    return RAMTask(ram, ("red", "blue"), "mmc", torch.float32)
+
+
 def test_each_parameter_learns_in_its_own_way() -> None:
     ram = tiny_ram()
-    adam, sgd = build_optimizers(trainable(ram), OptimConfig(lr=1e-6, prompt_lr=2e-3, temperature_lr=3e-5))
+    adam, sgd = build_optimizers(task(ram).roles(), OptimConfig(lr=1e-6, prompt_lr=2e-3, temperature_lr=3e-5))
     assert isinstance(adam, torch.optim.AdamW)
     assert isinstance(sgd, torch.optim.SGD)
     names = {id(p): name for name, p in ram.named_parameters()}
@@ -43,6 +49,38 @@ def test_each_parameter_learns_in_its_own_way() -> None:
     set_rates([adam, sgd], 0.5)
     set_rates([adam, sgd], 0.5)  # from the peak, not from the last value
     assert rates([adam, sgd])["prompts"] == 1e-3
+
+
+def test_what_is_decayed() -> None:
+    """Matrices only; everything, as the authors' program has it, with `decay_all`."""
+    roles = task(tiny_ram()).roles()
+    found = {g["role"]: g["weight_decay"] for g in param_groups(roles, OptimConfig(weight_decay=0.3))}
+    assert found == {"adapters": 0.3, "norms": 0.0, "temperatures": 0.0, "prompts": 0.0}
+    found = {g["role"]: g["weight_decay"] for g in param_groups(roles, OptimConfig(weight_decay=0.3, decay_all=True))}
+    assert set(found.values()) == {0.3}
+    linear = nn.Linear(2, 2)
+    config = OptimConfig(text_lr=1e-4, vision_lr=2e-4)
+    groups = param_groups({"text": [linear.weight], "vision": [linear.bias]}, config)
+    assert [(g["role"], g["lr"], g["weight_decay"]) for g in groups] == [
+        ("text", 1e-4, 1e-4),
+        ("vision_norms", 2e-4, 0.0),
+    ]
+
+
+def test_the_reference_schedule_is_that_of_the_authors_program() -> None:
+    found = [5 * reference_schedule(epoch) for epoch in range(6)]
+    assert found == pytest.approx([2.0, 3.5, 4.97, 4.95, 4.92, 4.88], abs=0.006)
+
+
+def test_the_average_as_the_settings_have_it() -> None:
+    assert OptimConfig(ema_decay=0.9).decay(1, 100) == 0.9
+    warm = OptimConfig(ema_decay=0.9, ema_warmup=True)
+    assert [warm.decay(step, 100) for step in (1, 8, 200)] == [2 / 11, 0.5, 0.9]
+    numbers, mean = EMA({"x": (x := torch.zeros(()))}), OptimConfig(average=0.5)
+    for step in range(1, 11):
+        x.fill_(step)
+        numbers.update(mean.decay(step, 10))
+    assert numbers.average["x"].item() == pytest.approx(sum(range(5, 11)) / 6)
 
 
 def test_frozen_and_empty_parameters_do_not_learn() -> None:
@@ -67,25 +105,25 @@ def test_schedule() -> None:
 
 def test_temperatures_stay_positive() -> None:
     ram = tiny_ram(tau_region=0.02)
-    keep = Temperatures(trainable(ram), 0.1)
+    limits = task(ram).limits(0.1)
     with torch.no_grad():
         ram.tau_region.fill_(-1.0)
         ram.tau_global.fill_(3.0)
-    keep.clamp()
+    clamp(limits)
     assert ram.tau_region.item() == pytest.approx(0.002)
     assert ram.tau_global.item() == 3.0
 
 
 def test_ema_is_the_formula() -> None:
     ram = tiny_ram()
-    ema, decay = EMA(ram, 0.9), 0.9
+    ema, decay = EMA(ram.adapters()), 0.9
     expected = {name: t.clone().double() for name, t in ram.adapters().items()}
     assert any("running_mean" in name for name in expected), "BatchNorm's statistics are averaged too"
     for _ in range(4):
         with torch.no_grad():
             for t in ram.adapters().values():
                 t.add_(torch.randn_like(t) if t.is_floating_point() else 1)
-        ema.update()
+        ema.update(decay)
         for name, t in ram.adapters().items():
             if t.is_floating_point():
                 expected[name] = decay * expected[name] + (1 - decay) * t.double()
@@ -100,66 +138,6 @@ def test_ema_is_the_formula() -> None:
     assert all(torch.equal(t, plain[name]) for name, t in ram.adapters().items()), "swapped back exactly"
     ema.restart()
     assert all(torch.equal(t, plain[name]) for name, t in ema.state_dict().items())
-
-
-def pictures(n: int = 6, h: int = 24, w: int = 16) -> torch.Tensor:
-    return torch.randint(0, 256, (n, 3, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
-OFF = {"crop": "none", "flip": 0.0, "blur": 0.0, "erasing": 0.0}
-
-
-def test_augmentation_of_an_image_depends_on_nothing_else() -> None:
-    x, draws = pictures(), epoch_table(6, seed=3, epoch=2)
-    whole = augment(x, draws, AugmentConfig(), (24, 16), (1, 2, 3))
-    parts = torch.cat(
-        [augment(x[i : i + 2], draws[i : i + 2], AugmentConfig(), (24, 16), (1, 2, 3)) for i in (0, 2, 4)]
-    )
-    torch.testing.assert_close(whole, parts)
-    assert not torch.equal(epoch_table(6, 3, 2), epoch_table(6, 3, 3))
-    assert torch.equal(epoch_table(6, 3, 2), draws)
-    assert whole.shape == (6, 3, 24, 16)
-    assert whole.min() >= 0
-    assert whole.max() <= 255 + 1e-3
-
-
-def test_each_augmentation_alone() -> None:
-    x, draws = pictures(), epoch_table(6, 0, 0)
-    same = augment(x, draws, AugmentConfig(**OFF), (24, 16), (0, 0, 0))
-    assert torch.equal(same, x.float())
-    flipped = augment(x, draws, AugmentConfig(**{**OFF, "flip": 1.0}), (24, 16), (0, 0, 0))
-    assert torch.equal(flipped, x.float().flip(-1))
-    whole = AugmentConfig(**{**OFF, "crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)})
-    torch.testing.assert_close(augment(x, draws, whole, (24, 16), (0, 0, 0)), x.float(), atol=1e-2, rtol=0)
-    mirrored = augment(
-        x,
-        draws,
-        AugmentConfig(**{**OFF, "crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0), "flip": 1.0}),
-        (24, 16),
-        (0, 0, 0),
-    )
-    torch.testing.assert_close(mirrored, x.float().flip(-1), atol=1e-2, rtol=0)
-    blurred = augment(x, draws, AugmentConfig(**{**OFF, "blur": 1.0, "blur_sigma": (1.0, 1.0)}), (24, 16), (0, 0, 0))
-    from torchvision.transforms.v2.functional import gaussian_blur
-
-    torch.testing.assert_close(blurred, gaussian_blur(x.float(), [9, 9], [1.0, 1.0]), atol=1e-2, rtol=0)
-    erased = augment(x, draws, AugmentConfig(**{**OFF, "erasing": 1.0}), (24, 16), (7.0, 8.0, 9.0))
-    changed = (erased != x.float()).any(1)
-    shares = changed.flatten(1).float().mean(1)
-    assert ((shares > 0.005) & (shares < 0.3)).all()
-    assert (erased.permute(0, 2, 3, 1)[changed] == torch.tensor([7.0, 8.0, 9.0])).all()
-
-
-def test_a_crop_is_a_part_of_the_picture() -> None:
-    """Of a ramp from left to right, a crop is a piece of the ramp: still rising evenly, with a smaller range."""
-    x = torch.linspace(0, 255, 64).to(torch.uint8).expand(8, 3, 64, 64)
-    config = AugmentConfig(**{**OFF, "crop": "resized", "scale": (0.25, 0.25), "ratio": (1.0, 1.0)})
-    out = augment(x, epoch_table(8, 0, 0), config, (64, 64), (0, 0, 0))
-    inner = out[:, 0, 32, 4:-4]
-    assert (inner.diff(dim=-1) >= -0.5).all()
-    span = inner[:, -1] - inner[:, 0]
-    torch.testing.assert_close(span, torch.full_like(span, 255 * 0.5 * 55 / 64), atol=6, rtol=0)
-    assert inner[:, 0].std() > 5, "crops lie in different places"
 
 
 def test_log_is_cut_at_the_checkpoint(tmp_path) -> None:

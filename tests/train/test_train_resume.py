@@ -22,7 +22,7 @@ from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
 from ramatch.train.interrupt import Interrupted
 from ramatch.train.log import read_log
-from ramatch.train.loop import train
+from ramatch.train.run import train
 
 HERE = Path(__file__).parent
 

@@ -21,7 +21,7 @@ from ramatch import files
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
 from ramatch.train.log import TIMES, read_log
-from ramatch.train.loop import train
+from ramatch.train.run import train
 
 
 def child(values: dict, hook: Callable[[], None] | None = None) -> int:

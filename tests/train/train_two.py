@@ -9,29 +9,21 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ramatch.train.assemble import build_ram, read_data
-from ramatch.train.batches import make_batches
 from ramatch.train.config import TrainConfig
-from ramatch.train.distributed import gather, world
-from ramatch.train.loop import Step, train
+from ramatch.train.distributed import world
 from ramatch.train.optim import trainable
+from ramatch.train.run import LabelledTask, train
 
 
 def gradients(config: TrainConfig) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the first global batch."""
-    from ramatch.data.sampler import ResumableSampler
-    from ramatch.data.transforms import Normalize
-
     with world("cpu") as here:
         torch.manual_seed(0)
-        data = read_data(config.data)
-        ram = build_ram(config.model, here.device).train()
-        sampler = ResumableSampler(len(data.train), 0, config.batch_size, here.rank, here.size)
-        pixels, targets = next(iter(make_batches(config, data.train, sampler, ram.preprocess, here.device)))
-        parameters = trainable(ram)
-        step = Step(ram, data.seen, config.loss, gather if here.size > 1 else None)
-        model = DistributedDataParallel(step) if here.size > 1 else step
-        loss = model(Normalize(ram.preprocess.mean, ram.preprocess.std)(pixels), targets)
+        task = LabelledTask(config, here).train()
+        pixels, targets = next(iter(task.batches()))
+        parameters = trainable(task.ram)
+        model = DistributedDataParallel(task) if here.size > 1 else task
+        loss = model(pixels, targets)
         loss.backward()
         mean = float(here.mean(loss.detach()))
         return mean, {name: p.grad.clone() for name, p in parameters.items()}

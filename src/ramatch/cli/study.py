@@ -19,19 +19,18 @@ def add_verbs(verbs: Any) -> None:
     study.add_argument("--test-limit", type=count, metavar="N", help="so many test images only, likewise")
     add_device(study)
     study.add_argument("--json", metavar="FILE")
-    study.add_argument("overrides", nargs="*", metavar="name=value", help="of the training, e.g. batch_size=64 views=2")
+    study.add_argument(
+        "overrides", nargs="*", metavar="name=value", help="of the training, e.g. batch_size=64 optim.lr=1e-3"
+    )
     study.set_defaults(run=run_study)
 
 
 def run_study(arguments: argparse.Namespace) -> int:
-    from dataclasses import fields
-
     from ..files import write_json
-    from ..settings import parse_overrides
-    from ..train.kept import FitConfig
-    from ..train.study import study
+    from ..settings import dotted_names, parse_overrides
+    from ..train.config import CachedConfig
+    from ..train.study import StudyData, study
 
-    known = [f.name for f in fields(FitConfig)]
     rows: list[dict[str, Any]] = []
 
     def show(row: dict[str, Any]) -> None:
@@ -43,11 +42,10 @@ def run_study(arguments: argparse.Namespace) -> int:
             numbers = (f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
             print(f"  {rule:18s}" + " | ".join(numbers), flush=True)
 
-    study(
-        arguments.model, arguments.data, label_features=arguments.label_features, variants=arguments.variants.split(","),
-        seeds=arguments.seeds, limit=arguments.limit, test_limit=arguments.test_limit, changes=parse_overrides(arguments.overrides, known),
-        device=arguments.device, report=show,
-    )  # fmt: skip
+    data = StudyData(arguments.data, arguments.limit, arguments.test_limit)
+    chosen = {"variants": arguments.variants.split(","), "seeds": arguments.seeds, "device": arguments.device}
+    chosen["changes"] = parse_overrides(arguments.overrides, dotted_names(CachedConfig))
+    study(arguments.model, data, label_features=arguments.label_features, report=show, **chosen)
     return 0
 
 

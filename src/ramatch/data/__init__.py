@@ -11,15 +11,15 @@ from typing import Any
 
 _NAMES = {
     "annotations": "Annotations Box Issue Record Summary",
+    "augment": "Normalize",
     "benchmarks": "BENCHMARKS PROTOCOLS Benchmark Evaluation Prepared prepare read_protocol",
     "captions": "CaptionRecord Captions read_captions",
     "check": "Report",
     "classes": "class_list",
-    "dataset": "ImageLabelDataset",
+    "decode": "ImageCache ImageDataset ImageLoader decode_all",
     "images": "ImageError ImageTooLargeError find_images load_image",
     "records": "list_splits read_annotations read_classes",
     "sampler": "Draw ResumableSampler sample_seed",
-    "transforms": "Normalize eval_transform train_transform",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

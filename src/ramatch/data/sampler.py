@@ -49,7 +49,6 @@ class ResumableSampler(Sampler[list[Draw]]):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = True,
-        shuffle: bool = True,
     ) -> None:
         if length < 1 or batch_size < 1 or not 0 <= rank < world_size:
             raise RamatchError(
@@ -62,7 +61,7 @@ class ResumableSampler(Sampler[list[Draw]]):
                 "use a smaller batch or drop_last=False"
             )
         self.length, self.seed, self.batch_size = length, seed, batch_size
-        self.rank, self.world_size, self.drop_last, self.shuffle = rank, world_size, drop_last, shuffle
+        self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
         self.epoch = 0
         self.position = 0
 
@@ -80,8 +79,6 @@ class ResumableSampler(Sampler[list[Draw]]):
 
     def order(self, epoch: int) -> torch.Tensor:
         """(length,) order of the samples in `epoch`."""
-        if not self.shuffle:
-            return torch.arange(self.length)
         generator = torch.Generator().manual_seed(sample_seed(self.seed, epoch, -1))
         return torch.randperm(self.length, generator=generator)
 
@@ -97,16 +94,18 @@ class ResumableSampler(Sampler[list[Draw]]):
             mine = chunk[self.rank * share : (self.rank + 1) * share]
             yield [Draw(item, epoch) for item in mine.tolist()]
 
+    def rows(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """The same as index tensors (B,) on a device, all copied there at once."""
+        batches = [[item for item, _ in batch] for batch in self]
+        order = torch.tensor([item for batch in batches for item in batch], dtype=torch.long)
+        return order.to(device).split([len(batch) for batch in batches])
+
     def advance(self, batches: int = 1) -> None:
         """Note that `batches` more batches have been used; passes into the next epoch at the end of one."""
         for _ in range(batches):
             self.position += self.global_batch
             if len(self) == 0:
                 self.epoch, self.position = self.epoch + 1, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`."""
-        self.epoch, self.position = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "length": self.length}

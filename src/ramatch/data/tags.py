@@ -14,24 +14,30 @@ import torch
 from torch import Tensor
 
 STOP = frozenset(
-    "a about above across after against all along also am among an and another any are around as at away back be because "
-    "been before behind being below beneath beside besides between beyond both but by can could did do does doing down "
-    "during each either else ever every few for from full gets getting give go goes going had has have having he her here "
-    "hers herself him himself his how i if in inside into is it its itself just kind left like lot lots made make makes making "
-    "many may me more most much must my near nearby next no nor not of off on one ones onto or other others our out outside "
-    "over own part past per picture photo image photograph piece put right s same set several shall she should shown showing "
-    "shows side so some someone something sort such t take taken takes taking than that the their theirs them themselves then there "
-    "these they this those three through to together too toward towards two type under until up upon us use used using various "
-    "very via view was way we well were what when where which while who whom whose why will with within without would yet you "
-    "your four five six seven eight nine ten first second third different its it's there's each".split()
+    """
+    a about above across after against all along also am among an and another any are around as at away back be
+    because been before behind being below beneath beside besides between beyond both but by can could did do does
+    doing down during each either else ever every few for from full gets getting give go goes going had has have
+    having he her here hers herself him himself his how i if in inside into is it its itself just kind left like lot
+    lots made make makes making many may me more most much must my near nearby next no nor not of off on one ones
+    onto or other others our out outside over own part past per picture photo image photograph piece put right s
+    same set several shall she should shown showing shows side so some someone something sort such t take taken
+    takes taking than that the their theirs them themselves then there these they this those three through to
+    together too toward towards two type under until up upon us use used using various very via view was way we well
+    were what when where which while who whom whose why will with within without would yet you your four five six
+    seven eight nine ten first second third different it's there's
+    """.split()
 )
 WORD = re.compile(r"[a-z][a-z'\-]*[a-z]|[a-z]")
-IRREGULAR = {"men": "man", "women": "woman", "children": "child", "people": "people", "feet": "foot", "geese": "goose",
-             "teeth": "tooth", "mice": "mouse", "knives": "knife", "leaves": "leaf", "shelves": "shelf", "wolves": "wolf",
-             "loaves": "loaf", "scarves": "scarf", "calves": "calf", "skis": "skis", "jeans": "jeans", "shorts": "shorts",
-             "glasses": "glasses", "sunglasses": "sunglasses", "scissors": "scissors", "grass": "grass", "bus": "bus",
-             "buses": "bus", "dress": "dress", "glass": "glass", "tennis": "tennis", "cross": "cross", "goggles": "goggles",
-             "pants": "pants", "clothes": "clothes", "stairs": "stairs", "series": "series"}  # fmt: skip
+SAME = """
+    people skis jeans shorts glasses sunglasses scissors grass bus dress glass tennis cross goggles pants clothes stairs
+    series
+""".split()  # not plurals, or only so
+PLURALS = """
+    men man women woman children child feet foot geese goose teeth tooth mice mouse knives knife leaves leaf
+    shelves shelf wolves wolf loaves loaf scarves scarf calves calf buses bus
+""".split()
+IRREGULAR = dict(zip(PLURALS[::2], PLURALS[1::2], strict=True)) | {word: word for word in SAME}
 
 
 def singular(word: str, known: Counter[str]) -> str:

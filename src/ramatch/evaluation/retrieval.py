@@ -1,21 +1,15 @@
-"""Image–caption retrieval: how well two towers are aligned, and stable hold-out splits."""
+"""Image–caption retrieval: how well two towers are aligned."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.views import plain_views
+from ..data.augment import resize_batch
 from ..modeling.backbone import Backbone
-
-
-def stable_order(keys: Sequence[str], salt: str = "") -> list[int]:
-    """Positions of the keys in an order that depends on nothing but the names: for splits that outlive a file's order."""
-    return sorted(range(len(keys)), key=lambda i: hashlib.sha1(f"{salt}{keys[i]}".encode()).hexdigest())
 
 
 @torch.inference_mode()
@@ -28,7 +22,7 @@ def retrieval(
     """
     images = []
     for chunk in pixels.split(128):
-        x = backbone.preprocess.normalize(plain_views(chunk.to(backbone.device), backbone.preprocess.size))
+        x = backbone.preprocess.normalize(resize_batch(chunk.to(backbone.device), backbone.preprocess.size))
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type == "cuda"):
             images.append(F.normalize(backbone.encode_image(x)[0].float(), dim=-1))
     flat = [c for texts in captions for c in texts]

@@ -33,6 +33,14 @@ class Recorder:
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Where recordings are made; work that belongs to them but runs eagerly in between goes there too."""
+        if self._stream is None:
+            with torch.cuda.device(self.device):
+                self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        return self._stream
+
     def record(self, function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of `function` and its result, whose tensors every replay rewrites. Runs it a few times first, so that
         kernels are compiled, algorithms chosen and handles made; then once more for the recording."""

@@ -244,7 +244,7 @@ class RAM(nn.Module):
         return self
 
     def with_config(self, config: RAMConfig) -> RAM:
-        """This model (the same modules and weights) with other settings of matching and scores (`config.AT_TEST`)."""
+        """This model (the same modules and weights) with other settings of matching and scores."""
         twin = copy.copy(self)
         twin.config = config
         return twin

@@ -1,4 +1,4 @@
-"""Training: recipes, the loop, checkpoints and resume, evaluation of models on data, calibration."""
+"""Training: recipes, one loop, checkpoints and resume; alignment, adapting, studies."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "config": (
-        "AugmentConfig",
-        "CheckpointConfig",
-        "DataConfig",
-        "EvalConfig",
-        "ModelConfig",
-        "OptimConfig",
-        "TrainConfig",
-    ),
-    "recipe": ("list_recipes", "load_recipe"),
-    "loop": ("RunResult", "train"),
-    "batches": ("ImageCache",),
-    "evaluation": ("Scores", "TestSet", "collect_scores", "evaluate", "evaluate_all", "load_model", "read_test"),
-    "calibration": ("CalibrationResult", "calibrate"),
-    "interrupt": ("Interrupted",),
+    "data.augment": ("AugmentConfig",),
+    "data.decode": ("ImageCache",),
+    "evaluation.calibrate": ("CalibrationResult", "calibrate"),
+    "evaluation.models": ("Scores", "TestSet", "collect_scores", "evaluate", "evaluate_all", "load_model", "read_test"),
+    "train.config": ("CheckpointConfig", "DataConfig", "EvalConfig", "ModelConfig", "OptimConfig", "TrainConfig"),
+    "train.interrupt": ("Interrupted",),
+    "train.recipe": ("list_recipes", "load_recipe"),
+    "train.run": ("RunResult", "train"),
 }
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
@@ -29,5 +22,5 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"ramatch.train.{home}"), name)
+            return getattr(import_module(f"ramatch.{home}"), name)
     raise AttributeError(f"module 'ramatch.train' has no attribute {name!r}")

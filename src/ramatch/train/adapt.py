@@ -1,41 +1,64 @@
 """Broad-vocabulary training: tags mined from captions together with labelled data.
 
-Captioned images know their tags, labelled images their labels; what an image's source does not tell is left out of the loss
-(−1): labels of images that have captions only, tags too close in meaning to a positive one to be called absent, and, since
-captions omit much, the images where the untrained model finds a tag likeliest although no caption has it.
+Captioned images know their tags, labelled images their labels; what an image's source does not tell is left out of the
+loss (−1): labels of images that have captions only, tags too close in meaning to a positive one to be called absent,
+and, since captions omit much, the images where the untrained model finds a tag likeliest although no caption has it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import RAMConfig, preset
+from ..config import LOSSES, RAMConfig, preset
 from ..data.annotations import Annotations, Record
-from ..data.captions import CaptionRecord, read_captions
+from ..data.augment import with_mosaics
+from ..data.captions import CaptionRecord, Captions, read_captions
+from ..data.decode import decode_all
+from ..data.splits import find_data, read_split
 from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..files import new_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_ram
 from ..modeling.ram import RAM
-from ..settings import parse_overrides
-from .align_run import load_pixels
-from .assemble import find_data, load_frozen, read_split
+from ..settings import Count, NotNegative, OneOf, dotted_names, parse_overrides
+from .assemble import load_frozen
+from .cached import Examples, fit_cached, ram_stem, recognize_cached
+from .config import CachedConfig, OptimConfig
 from .distributed import pick_device
-from .kept import FitConfig, Kept, fit, keep, recognised, with_mosaics
+from .features import FeatureCache, Views, cache_features
+
+
+@dataclass(frozen=True)
+class AdaptConfig(CachedConfig):
+    """Defaults are the ones `ramatch-mini` was made with."""
+
+    epochs: Count = 8
+    batch_size: Count = 256
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            lr=1e-3, temperature_lr=5e-4, ema_decay=0.99, ema_restart=False, ema_warmup=True
+        )
+    )
+    loss: Annotated[str, OneOf(LOSSES)] = "sigmoid"
+    focus: NotNegative = 1.0
+    max_tags: Count = 1500
+    min_images: Count = 12  # a tag must occur in the captions of so many
+    ignore_above: NotNegative = 0.6  # tags this close to a positive one are not called absent
+    omitted: NotNegative = 1.0  # how often captions leave a tag out for each time they have it: see `leave_open`
 
 
 @dataclass(frozen=True)
 class BroadTargets:
-    """names (N,): labels first, then tags; targets int8 (images, N): 1 present, 0 absent, −1 not known; how many are labels."""
+    """names (N,): labels first, then tags; targets int8 (images, N): 1 present, 0 absent, −1 not known; how many are
+    labels."""
 
     names: tuple[str, ...]
     targets: Tensor
@@ -47,19 +70,16 @@ def broad_targets(
     keys: Sequence[str],
     captions: dict[str, Sequence[str]],
     annotations: Annotations,
-    *,
-    max_tags: int = 1500,
-    min_images: int = 12,
-    ignore_above: float = 0.6,
+    config: AdaptConfig,
 ) -> BroadTargets:
     """What is known of each image in `keys`, from its captions, its labels, or both."""
     captioned = [key for key in keys if key in captions]
-    tags = mine_tags([captions[key] for key in captioned], min_images=min_images, max_tags=max_tags)
+    tags = mine_tags([captions[key] for key in captioned], min_images=config.min_images, max_tags=config.max_tags)
     names = (*annotations.classes, *(t for t in tags.names if t not in set(annotations.classes)))
     column = {name: i for i, name in enumerate(names)}
     with torch.inference_mode():
         words = F.normalize(backbone.encode_text(names).float(), dim=-1)
-        close = (words @ words.T > ignore_above).cpu()
+        close = (words @ words.T > config.ignore_above).cpu()
     place = {key: i for i, key in enumerate(keys)}
     known, present = torch.zeros(2, len(keys), len(names), dtype=torch.bool)
     if captioned:
@@ -86,16 +106,13 @@ def broad_targets(
 
 
 # What made ramatch-mini; chosen on validation images and tags (docs/results.md)
-ADAPT = FitConfig(epochs=8, batch_size=256, lr=1e-3, lr_tau=5e-4, ema=0.99, loss="sigmoid", focus=1.0)
-
-
 @torch.inference_mode()
-def leave_open(model: RAM, kept: Kept, broad: BroadTargets, targets: Tensor, omitted: float) -> Tensor:
-    """The targets, with `omitted` times as many of a tag's absences open (−1) as it has presences, the likeliest ones by the model
-    without its adapters; never more than half of them."""
+def leave_open(model: RAM, cache: FeatureCache, broad: BroadTargets, targets: Tensor, omitted: float) -> Tensor:
+    """The targets, with `omitted` times as many of a tag's absences open (−1) as it has presences, the likeliest ones
+    by the model without its adapters; never more than half of them."""
     bare = RAM(model.backbone, model.config.replace(tss_share=0.0)).to(model.backbone.device)
-    share = model.config.region_share
-    likely = torch.cat([torch.lerp(o.image, o.best, share).half().cpu() for o in recognised(bare, kept, broad.names)])
+    share, found = model.config.region_share, recognize_cached(bare, cache, broad.names)
+    likely = torch.cat([torch.lerp(o.image, o.best, share).half().cpu() for o in found])
     targets = targets.clone()
     for tag in range(broad.labels, len(broad.names)):
         absent = (targets[:, tag] == 0).nonzero()[:, 0]
@@ -105,117 +122,92 @@ def leave_open(model: RAM, kept: Kept, broad: BroadTargets, targets: Tensor, omi
 
 
 def adapt(
-    backbone: Backbone,
-    pixels: Tensor,
-    broad: BroadTargets,
-    out: str | Path,
-    *,
-    ram: RAMConfig,
-    config: FitConfig = ADAPT,
-    views: int = 3,
-    omitted: float = 1.0,
-    seed: int = 0,
-    with_backbone: bool = False,
-    background: Sequence[str] = (),
+    model: RAM, pixels: Tensor, broad: BroadTargets, config: AdaptConfig, *, progress: bool = False
 ) -> dict[str, Any]:
-    """Train adapters on uint8 images (n, 3, h, w) with broad targets and write a model folder. `omitted`: see `leave_open`."""
-    torch.manual_seed(seed)
-    model = RAM(backbone, ram).to(backbone.device)
-    pixels, targets = with_mosaics(pixels, broad.targets, config.mosaics, model.preprocess.size, seed, backbone.device)
-    kept = keep(model, pixels, views, seed=seed)
-    if omitted:
-        targets = leave_open(model, kept, broad, targets, omitted)
-    log = fit(model, kept, targets.float(), list(broad.names), config, seed, broad.labels)
-    model.background = tuple(background)
-    save_ram(model.eval(), out, with_backbone=with_backbone, half=True)
-    return log
+    """Train a model's adapters on uint8 images (n, 3, h, w) with broad targets."""
+    device, size = model.backbone.device, model.preprocess.size
+    pixels, targets = with_mosaics(pixels, broad.targets, config.mosaics, size, config.seed, device)
+    stem, views = ram_stem(model, config.dtype(device)), Views(config.views, seed=config.seed)
+    cache = cache_features(stem, pixels, views)
+    if config.omitted:
+        targets = leave_open(model, cache, broad, targets, config.omitted)
+    examples = Examples(cache, targets.float(), broad.names, broad.labels)
+    return fit_cached(model, examples, config, progress=progress)
+
+
+@dataclass(frozen=True)
+class BroadData:
+    """Captioned and labelled images. One that both files name (by the same key) counts once, with its captions and its
+    labels. `exclude`: keys of images to leave out, for example those kept for calibration."""
+
+    captions: str | Path
+    labels: str | Path
+    images_roots: Sequence[str] = ()
+    split: str | None = "train"
+    exclude: Sequence[str] = ()
+
+    def read(self) -> tuple[Captions, Annotations, dict[str, CaptionRecord | Record]]:
+        place = find_data(self.labels)
+        # captions may tell of the labelled images: look for pictures there too
+        captioned = read_captions(self.captions, [*self.images_roots, place if place.is_dir() else place.parent])
+        labelled = read_split(place, self.split, images=list(self.images_roots))
+        everything: list[CaptionRecord | Record] = [*captioned.records, *labelled.records]
+        gone = set(self.exclude)
+        records = {r.key: r for r in everything if r.key not in gone}
+        if len(records) < 2:
+            raise RamatchError(f"{len(records)} images are left to train on; at least 2 are needed")
+        return captioned, labelled, records
 
 
 def adapt_folder(
     backbone: str | Path,
-    captions: str | Path,
-    data: str | Path,
+    data: BroadData,
     out: str | Path,
     *,
-    images_roots: Sequence[str] | None = None,
-    split: str | None = "train",
-    exclude: Iterable[str] = (),
     ram: RAMConfig | None = None,
-    config: FitConfig | None = None,
-    max_tags: int = 1500,
-    min_images: int = 12,
-    ignore_above: float = 0.6,
-    omitted: float = 1.0,
-    views: int = 3,
-    seed: int = 0,
+    config: AdaptConfig | None = None,
     background: Sequence[str] = (),
     device: str | None = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Train adapters on captioned and labelled images together; write a model folder that stands alone to `out`.
 
-    An image that both files name (by the same key) counts once, with its captions and its labels. `exclude`: keys of
-    images to leave out, for example those kept for calibration. The backbone is written in half precision; what was read,
-    the settings and the log go into adapt.json, the mined tags into tags.txt. Returns what adapt.json holds.
-    """
-    out = new_folder(out)
-    ram, config = ram or preset("aligned"), config or ADAPT
-    if views < 1:
-        raise RamatchError(f"views must be at least 1, got {views}")
-    if not 0 <= omitted < float("inf"):
-        raise RamatchError(f"omitted must not be negative, got {omitted}")
-    place = find_data(data)
-    # captions may tell of the labelled images: look for pictures there too
-    captioned = read_captions(captions, [*(images_roots or []), place if place.is_dir() else place.parent])
-    labelled = read_split(place, split, images=list(images_roots or []))
-    gone = set(exclude)
-    everything: list[CaptionRecord | Record] = [*captioned.records, *labelled.records]
-    records = {r.key: r for r in everything if r.key not in gone}
-    if len(records) < 2:
-        raise RamatchError(f"{len(records)} images are left to train on; at least 2 are needed")
+    The backbone is written in half precision; what was read, the settings and the log go into adapt.json, the mined
+    tags into tags.txt. Returns what adapt.json holds."""
+    out, ram, config = new_folder(out), ram or preset("aligned"), config or AdaptConfig()
+    captioned, labelled, records = data.read()
     own = load_frozen(str(backbone)).to(pick_device(device))
     own.name = Path(backbone).name  # the folder stands alone, so it need not remember where this lay
-    broad = broad_targets(
-        own, list(records), {r.key: r.captions for r in captioned.records if r.key not in gone},
-        labelled, max_tags=max_tags, min_images=min_images, ignore_above=ignore_above,
-    )  # fmt: skip
-    pixels = load_pixels(list(records.values()), own.preprocess.size)
-    log = adapt(
-        own,
-        pixels,
-        broad,
-        out,
-        ram=ram,
-        config=config,
-        views=views,
-        omitted=omitted,
-        seed=seed,
-        with_backbone=True,
-        background=background,
-    )
+    captions: dict[str, Sequence[str]] = {r.key: r.captions for r in captioned.records if r.key in records}
+    broad = broad_targets(own, list(records), captions, labelled, config)
+    torch.manual_seed(config.seed)
+    model = RAM(own, ram).to(own.device)
+    pixels = decode_all(list(records.values()), model.preprocess, progress=progress)
+    log = adapt(model, pixels, broad, config, progress=progress)
+    model.background = tuple(background)
+    save_ram(model.eval(), out, with_backbone=True, half=True)
     tags = broad.names[broad.labels :]
+    everything = {r.key for r in captioned.records} | {r.key for r in labelled.records}
     report = {
         "images": len(records),
-        "captioned": sum(r.key in records for r in captioned.records),
+        "captioned": len(captions),
         "labelled": sum(r.key in records for r in labelled.records),
-        "excluded": len({r.key for r in everything} & gone),
+        "excluded": len(everything & set(data.exclude)),
         "labels": len(labelled.classes),
         "tags": len(tags),
         "background": len(background),
-        "settings": {
-            "fit": dataclasses.asdict(config), "ram": ram.to_dict(), "max_tags": max_tags, "min_images": min_images,
-            "ignore_above": ignore_above, "omitted": omitted, "views": views, "seed": seed,
-        },
+        "settings": config.to_dict() | {"ram": ram.to_dict()},
         "data": [s.to_dict() | {"path": Path(s.path).name} for s in (captioned.summary, labelled.summary)],
         "log": log,
-    }  # fmt: skip
+    }
     write_text(out / "tags.txt", "".join(f"{tag}\n" for tag in tags))
     write_json(out / "adapt.json", report)
     return report
 
 
-def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[FitConfig, RAMConfig]:
-    """How `adapt` trains, and the named preset of `RAMConfig`, with `name=value` changes."""
-    fit_names = [f.name for f in dataclasses.fields(FitConfig)]
-    changes = parse_overrides(overrides, sorted({*fit_names, *(f.name for f in dataclasses.fields(RAMConfig))}))
-    ram = {name: value for name, value in changes.items() if name not in fit_names}
-    return ADAPT.replace(**{name: changes[name] for name in changes if name in fit_names}), preset(base, **ram)
+def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[AdaptConfig, RAMConfig]:
+    """How `adapt` trains, and the named preset of `RAMConfig`, with `name=value` changes of either."""
+    names = [f.name for f in fields(RAMConfig)]
+    changes = parse_overrides(overrides, [*dotted_names(AdaptConfig), *names])
+    ram = {name: value for name, value in changes.items() if name in names}
+    return AdaptConfig().replace(**{n: v for n, v in changes.items() if n not in ram}), preset(base, **ram)

@@ -1,35 +1,82 @@
-"""The alignment loop.
+"""`ramatch align`: one space for a vision tower and a text tower.
 
-Losses, with equal weight: captions against images of the batch (InfoNCE) and mined tags against each other, each on the global
-feature and on the pooled regions; mosaics of four images have tags only. Only the last vision layers, the text layers and the two projections learn; what lies
-below in the vision tower is computed once for a few augmented views and kept on the device.
-"""
+Losses, with equal weight: captions against images of the batch (InfoNCE) and mined tags against each other, each on the
+global feature and on the pooled regions; mosaics of four images have tags only. Only the last vision layers, the text
+layers and the two projections learn; what lies below in the vision tower is cached."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import RAMConfig
+from ..data import read_captions
+from ..data.augment import mosaics
+from ..data.captions import CaptionRecord
+from ..data.decode import decode_all
+from ..data.sampler import ResumableSampler
+from ..data.splits import hold_out
 from ..data.tags import Tags, mine_tags
-from ..data.views import mosaics, plain_views, random_views
 from ..errors import RamatchError
+from ..evaluation.retrieval import retrieval
+from ..files import new_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_backbone
+from ..modeling.preprocess import Preprocess
 from ..modeling.ram import RegionSet, Streams
-from .align_config import AlignConfig
-from .align_model import contrast, join_towers, log_mean_exp
+from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
+from .config import LoopConfig, OptimConfig
+from .distributed import World, pick_device
+from .features import FeatureCache, Stem, Views, cache_features
+from .join import join_towers
+from .optim import Limit, Roles
+from .task import Batch, Task
+from .trainer import Trainer, seed_all
 
 Log = Callable[[dict[str, Any]], None]
+SHARPEST = 200.0  # largest 1 / temperature
+
+
+@dataclass(frozen=True)
+class AlignConfig(LoopConfig):
+    """Defaults are the ones `ramatch-mini` was aligned with. The word embeddings stay frozen."""
+
+    image_size: Count = 196
+    dim: Count = 384
+    # one visual head for class token and patches; the global feature is their sum
+    global_pool: Annotated[str, OneOf(("cls", "cls+mean"))] = "cls+mean"
+    # last layers whose self-aware attention makes the regions; 0: the tower's final patches
+    saa_layers: Annotated[int, Bound(-1)] = 0
+    vision_layers: Natural = 2  # last vision layers that are tuned
+    epochs: Count = 30
+    batch_size: Annotated[int, Bound(2)] = 512
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            lr=1e-3, temperature_lr=1e-2, weight_decay=0.05, betas=(0.9, 0.98), warmup=0.06, ema_decay=0.0
+        )
+    )
+    beta: Positive = 20.0  # log-mean-exp pooling of regions
+    caption_weight: NotNegative = 1.0
+    tag_weight: NotNegative = 1.0
+    tag_across: Share = 0.5  # share of the tag loss that compares images for one tag rather than tags for one image
+    even_tags: bool = True  # there every tag counts alike, however many images have it
+    # share of the negatives, the likeliest ones, left out after a quarter of training: captions omit much
+    leave_out: Annotated[float, Bound(0, 0.5, below=True)] = 0.003
+    max_tags: Count = 6000
+    min_images: Count = 5  # a tag must occur in the captions of this many images
+    # tags this close to a positive one (cosine of the untuned text tower) are no negatives
+    ignore_above: NotNegative = 0.6
+    mosaics: NotNegative = 0.5  # pictures of four, with the tags of all four, for each image of a batch (0: none)
+    views: Count = 4  # of each image: as it is, its mirror, random parts
+    crop: Annotated[float, Bound(0, 1, above=True)] = 0.5  # smallest share of the image a part keeps
 
 
 @dataclass
@@ -42,50 +89,68 @@ class AlignResult:
     seconds: float = 0.0
 
 
-class _Student(nn.Module):
+class AlignTask(Task):
     """What learns: last vision layers, text layers, projections, and a temperature for each of the four losses."""
 
-    def __init__(self, backbone: Backbone, config: AlignConfig) -> None:
-        super().__init__()
-        self.backbone, self.config = backbone, config
-        self.start = len(backbone.vision.blocks) - config.vision_layers
-        if self.start < 0:
-            raise RamatchError(
-                f"vision_layers is {config.vision_layers}, but the vision tower has {len(backbone.vision.blocks)} layers"
-            )
-        self.ladder = RegionSet(
-            backbone, RAMConfig(tss=False, visual_prompts=0, adapted_layers=0, saa_layers=config.saa_layers)
-        )
-        self.log_scales = nn.Parameter(torch.full((4,), math.log(20.0)))
-        assert backbone.text is not None
-        assert backbone.text_projection is not None
-        backbone.visual_projection.requires_grad_(True)
-        backbone.text_projection.requires_grad_(True)
-        backbone.text.blocks.requires_grad_(True)
-        backbone.vision.blocks[self.start :].requires_grad_(True)
-        backbone.vision.norm.requires_grad_(True)
+    recordable = False  # captions of a batch are cut to the longest, which the host must know
 
-    def groups(self) -> list[dict[str, Any]]:
-        """Optimiser groups: matrices decay, vectors do not."""
-        c, b = self.config, self.backbone
+    def __init__(self, backbone: Backbone, config: AlignConfig, on_log: Log | None = None) -> None:
+        super().__init__()
+        self.backbone, self.config, self.on_log = backbone, config, on_log
+        layers = len(backbone.vision.blocks)
+        self.start = layers - config.vision_layers
+        if self.start < 0:
+            raise RamatchError(f"vision_layers is {config.vision_layers}, but the vision tower has {layers} layers")
+        shape = RAMConfig(tss=False, visual_prompts=0, adapted_layers=0, saa_layers=config.saa_layers)
+        self.ladder = RegionSet(backbone, shape)
+        self.log_scales = nn.Parameter(torch.full((4,), math.log(20.0), device=backbone.device))
+        self.ladder.requires_grad_(False)
+        for part in self.roles().values():
+            for parameter in part:
+                parameter.requires_grad_(True)
+        self.sums = torch.zeros(4, device=backbone.device)
+        self.log: list[dict[str, Any]] = []
+
+    def learn_from(self, images: Tensor, captions: Sequence[Sequence[str]], tags: Tags) -> None:
+        """uint8 images (n, 3, h, w) of any size, their captions and tags; caches the frozen features."""
+        config, device, preprocess = self.config, self.backbone.device, self.backbone.preprocess
+        stem = Stem(self.look_below, preprocess, device, config.dtype(device))
+        self.cache = cache_features(stem, images, Views(config.views, config.crop, config.seed))
+        self.mosaics: FeatureCache | None = None
+        if config.mosaics:
+            generator = torch.Generator().manual_seed(config.seed)
+            shown, sources = mosaics(images, len(images), preprocess.size, generator, device)
+            self.mosaics = cache_features(stem, shown, Views(min(2, config.views)))
+            self.sources = sources.to(device)
+        self.words = Words(self.backbone, captions, tags, config.ignore_above)
+        self.sampler = ResumableSampler(len(images), config.seed, min(config.batch_size, len(images)))
+        self.total = config.epochs * self.sampler.batches_per_epoch
+
+    def roles(self) -> Roles:
+        b = self.backbone
         assert b.text is not None
         assert b.text_projection is not None
-        sets = [
-            (c.lr_heads, [*b.visual_projection.parameters(), *b.text_projection.parameters()]),
-            (c.lr_text, list(b.text.blocks.parameters())),
-            (c.lr_vision, [*b.vision.blocks[self.start :].parameters(), *b.vision.norm.parameters()]),
-            (c.lr_scale, [self.log_scales]),
-        ]
-        out = []
-        for lr, parameters in sets:
-            for decay in (True, False):
-                chosen = [p for p in parameters if p.requires_grad and (p.ndim > 1) == decay]
-                if chosen:
-                    out.append({"params": chosen, "lr": lr, "weight_decay": c.weight_decay if decay else 0.0})
-        return out
+        return {
+            "adapters": [*b.visual_projection.parameters(), *b.text_projection.parameters()],
+            "text": list(b.text.blocks.parameters()),
+            "vision": [*b.vision.blocks[self.start :].parameters(), *b.vision.norm.parameters()],
+            "temperatures": [self.log_scales],
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+    def limits(self, floor: float) -> list[Limit]:
+        return [(self.log_scales, None, math.log(SHARPEST))]
+
+    def look_below(self, pixels: Tensor) -> Streams:
+        """The layers that do not learn."""
+        b = self.backbone
+        state = Streams(b.vision.embed(pixels), b.vision.grid(*pixels.shape[-2:]))
+        return self.ladder.run_layers(b, state, range(self.start))
 
     def look(self, state: Streams) -> tuple[Tensor, Tensor]:
-        """From the kept state to unit global features (B, D) and unit regions (B, M, D)."""
+        """From the cached state to unit global features (B, D) and unit regions (B, M, D)."""
         b = self.backbone
         done = self.ladder.run_layers(b, state, range(self.start, len(b.vision.blocks)))
         image, patches = b.finish(done.x)
@@ -98,127 +163,70 @@ class _Student(nn.Module):
         assert b.text is not None
         return F.normalize(b.project_text(b.text(ids, lengths)).float(), dim=-1)
 
+    def batches(self) -> Iterable[Batch]:
+        return self.cache.batches(self.sampler)
 
-def align(
-    vision: str | Path,
-    text: str | Path,
-    images: Tensor,
-    captions: Sequence[Sequence[str]],
-    config: AlignConfig | None = None,
-    *,
-    device: str | torch.device | None = None,
-    out: str | Path | None = None,
-    on_log: Log | None = None,
-    kept: _Kept | None = None,
-) -> AlignResult:
-    """Align two towers. images: uint8 (n, 3, H, W) of any size; captions: a list of captions for each image.
+    def forward(self, view: Tensor, rows: Tensor) -> Tensor:
+        config, dtype = self.config, self.cache.streams.x.dtype
+        with torch.autocast(rows.device.type, dtype, enabled=dtype != torch.float32):
+            losses = self._losses(view, rows)
+        self.sums += losses.detach()
+        captions, tags = losses[:2].sum(), losses[2:].sum()
+        return config.caption_weight * captions + config.tag_weight * tags
 
-    `out` writes the aligned backbone (`Backbone.from_pretrained` reads it). `kept` reuses another run's frozen views.
-    """
-    config = config or AlignConfig()
-    if len(images) != len(captions) or len(images) < 2:
-        raise RamatchError(
-            f"{len(images)} images and {len(captions)} lists of captions: they must be as many, and at least 2"
-        )
-    if any(not texts for texts in captions):
-        raise RamatchError("an image has no caption; leave it out")
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    torch.manual_seed(config.seed)
-    backbone = join_towers(
-        vision, text, image_size=config.image_size, dim=config.dim, global_pool=config.global_pool
-    ).to(device)
-    student = _Student(backbone, config).to(device)
-    tags = mine_tags(captions, min_images=config.min_images, max_tags=config.max_tags)
-    if not tags.names and config.tag_weight:
-        raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
-    kept = kept or keep_views(student, images, config, device)
-    words = _Words(backbone, captions, tags, config, device)
-    began = time.perf_counter()
-    log = _train(student, kept, words, config, on_log)
-    backbone.requires_grad_(False)
-    scales = student.log_scales.detach()[2:] if config.tag_weight else student.log_scales.detach()[:2]
-    backbone.logit_scale = float(scales.mean().exp().clamp(max=200))
-    result = AlignResult(backbone.eval(), tags.names, log, time.perf_counter() - began)
-    if out is not None:
-        save_backbone(backbone, out)
-    return result
+    def _losses(self, view: Tensor, rows: Tensor) -> Tensor:
+        """Caption loss on global and regions, tag loss on global and regions: (4,)."""
+        config, words = self.config, self.words
+        image, regions = self.look(self.cache.pick(view, rows))
+        captions = self.read(*words.captions(rows))
+        scale = self.log_scales.exp()
+        same = torch.arange(len(rows), device=rows.device)
+        found = []
+        for cosines, s in zip(_cosines(image, regions, captions, config.beta), scale[:2], strict=True):
+            logits = cosines * s
+            found.append((F.cross_entropy(logits, same) + F.cross_entropy(logits.T, same)) / 2)
+        tags = self.read(words.tag_ids, words.tag_lengths)
+        found += self._tag_losses(image, regions, tags, words.masks(rows))
+        count = round(config.mosaics * len(rows))
+        if self.mosaics is not None and count:
+            rows = torch.randint(len(self.sources), (count,), device=rows.device)
+            view = torch.randint(self.mosaics.views, (count,), device=rows.device)
+            image, regions = self.look(self.mosaics.pick(view, rows))
+            more = self._tag_losses(image, regions, tags, words.masks(self.sources[rows]))
+            found[2:] = [a + config.mosaics * b for a, b in zip(found[2:], more, strict=True)]
+        return torch.stack(found)
 
+    def _tag_losses(self, image: Tensor, regions: Tensor, tags: Tensor, masks: tuple[Tensor, Tensor]) -> list[Tensor]:
+        """Tag loss on global features (B, D) and on regions (B, M, D)."""
+        config, (positive, negative) = self.config, masks
+        done = self.sampler.epoch * self.sampler.batches_per_epoch + self.sampler.position // self.sampler.batch_size
+        leave_out = config.leave_out if 4 * done >= self.total else 0.0
+        found = []
+        for cosines, log_scale in zip(_cosines(image, regions, tags, config.beta), self.log_scales[2:], strict=True):
+            logits = cosines * log_scale.exp()
+            loss = contrast(logits, positive, negative, leave_out=leave_out)  # which tags of this image
+            if config.tag_across:  # which images of this tag: what ranks images for a label
+                across = contrast(logits.T, positive.T, negative.T, even=config.even_tags, leave_out=leave_out)
+                loss = torch.lerp(loss, across, config.tag_across)
+            found.append(loss)
+        return found
 
-@dataclass(frozen=True)
-class _Kept:
-    """State of every image and view before the first layer that learns: main stream and the local stream so far."""
-
-    x: Tensor  # (views, n, 1+M, W)
-    base: Tensor | None  # (views, n, M, W)
-    grid: tuple[int, int]
-    mosaics: _Kept | None = None  # likewise
-    sources: Tensor | None = None  # (mosaics, 4) which images each of them shows
-
-    def pick(self, view: Tensor, rows: Tensor) -> Streams:
-        return Streams(self.x[view, rows], self.grid, None if self.base is None else self.base[view, rows])
+    def end_epoch(self, step: int) -> None:
+        epoch = self.sampler.epoch + (self.sampler.position > 0)
+        losses = (self.sums / self.sampler.batches_per_epoch).tolist()
+        entry = {"epoch": epoch, "step": step, "losses": losses, "scales": self.log_scales.detach().exp().tolist()}
+        self.sums.zero_()
+        self.log.append(entry)
+        if self.on_log is not None:
+            self.on_log(entry)
 
 
-@torch.no_grad()
-def keep_views(student: _Student, images: Tensor, config: AlignConfig, device: torch.device) -> _Kept:
-    """Run the frozen layers on each image as it is, flipped, and in `views` − 2 random crops, and on as many mosaics."""
-    generator = torch.Generator().manual_seed(config.seed)
-    size = (config.image_size, config.image_size)
-    kept = _keep(student, images, config, config.views, generator, device)
-    if not config.mosaics:
-        return kept
-    shown, sources = mosaics(images, len(images), size, generator, device)
-    return dataclasses.replace(
-        kept, mosaics=_keep(student, shown, config, min(2, config.views), generator, device), sources=sources.to(device)
-    )
+class Words:
+    """Tokenized captions and tags on the device, and which tags may serve as negatives."""
 
-
-def _keep(
-    student: _Student,
-    images: Tensor,
-    config: AlignConfig,
-    views: int,
-    generator: torch.Generator,
-    device: torch.device,
-) -> _Kept:
-    size, pre = (config.image_size, config.image_size), student.backbone.preprocess
-    xs, bases = [], []
-    grid = student.backbone.vision.grid(*size)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for view in range(views):
-        rows_x, rows_base = [], []
-        for start in range(0, len(images), 256):
-            batch = images[start : start + 256].to(device, non_blocking=True)
-            if view > 1:
-                batch = random_views(batch, size, generator, crop=config.crop)
-            else:
-                batch = plain_views(batch, size, flip=view == 1)
-            pixels = pre.normalize(batch)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                state = student.ladder.run_layers(
-                    student.backbone, Streams(student.backbone.vision.embed(pixels), grid), range(student.start)
-                )
-            rows_x.append(state.x.to(dtype))
-            if state.base is not None:
-                rows_base.append(state.base.to(dtype))
-        xs.append(torch.cat(rows_x))
-        if rows_base:
-            bases.append(torch.cat(rows_base))
-    return _Kept(torch.stack(xs), torch.stack(bases) if bases else None, grid)
-
-
-class _Words:
-    """Tokenised captions and tags on the device, and which tags may serve as negatives."""
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        captions: Sequence[Sequence[str]],
-        tags: Tags,
-        config: AlignConfig,
-        device: torch.device,
-    ) -> None:
-        flat = [c for texts in captions for c in texts]
-        self.ids, self.lengths = backbone.tokenize(flat)
+    def __init__(self, backbone: Backbone, captions: Sequence[Sequence[str]], tags: Tags, ignore_above: float) -> None:
+        device = backbone.device
+        self.ids, self.lengths = backbone.tokenize([c for texts in captions for c in texts])
         counts = torch.tensor([len(texts) for texts in captions], device=device)
         self.counts, self.first = counts, counts.cumsum(0) - counts
         self.targets = tags.targets.to(device)
@@ -226,7 +234,7 @@ class _Words:
         with torch.no_grad():
             assert backbone.text is not None
             plain = F.normalize(backbone.text(self.tag_ids, self.tag_lengths).float(), dim=-1)
-            self.close = (plain @ plain.T > config.ignore_above).float()  # (T, T)
+            self.close = (plain @ plain.T > ignore_above).float()  # (T, T)
 
     def captions(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One random caption for each image of `rows`."""
@@ -240,132 +248,127 @@ class _Words:
         return positive, positive.float() @ self.close == 0
 
 
-def _train(
-    student: _Student, kept: _Kept, words: _Words, config: AlignConfig, on_log: Log | None
-) -> list[dict[str, Any]]:
-    device, count = kept.x.device, kept.x.shape[1]
-    batch = min(config.batch_size, count)
-    steps_per_epoch = count // batch
-    total = config.epochs * steps_per_epoch
-    optimiser = torch.optim.AdamW(student.groups(), betas=(0.9, 0.98), fused=device.type == "cuda")
-    warm = max(1, int(config.warmup * total))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser,
-        lambda s: min((s + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, s - warm) / max(1, total - warm)))),
-    )
-    learning = [p for p in student.parameters() if p.requires_grad]
-    captions, tags = config.caption_weight, config.tag_weight
-    weights = torch.tensor([captions, captions, tags, tags], device=device)
-    mean = _Mean(learning, int(total * (1 - config.average))) if config.average else None
-    log: list[dict[str, Any]] = []
-    student.train()
-    step = 0
-    for epoch in range(config.epochs):
-        order = torch.randperm(count, device=device)
-        sums = torch.zeros(4, device=device)
-        for b in range(steps_per_epoch):
-            rows = order[b * batch : (b + 1) * batch]
-            view = torch.randint(len(kept.x), (len(rows),), device=device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                losses = _losses(
-                    student, kept, words, rows, view, config, config.leave_out if 4 * step >= total else 0.0
-                )
-            (losses * weights).sum().backward()
-            nn.utils.clip_grad_norm_(learning, config.clip)
-            optimiser.step()
-            schedule.step()
-            optimiser.zero_grad(set_to_none=True)
-            sums += losses.detach()
-            step += 1
-            if mean is not None:
-                mean.add(step)
-        entry = {"epoch": epoch + 1, "step": step, "losses": (sums / max(1, steps_per_epoch)).tolist()}
-        entry["scales"] = student.log_scales.detach().exp().tolist()
-        log.append(entry)
-        if on_log is not None:
-            on_log(entry)
-    if mean is not None:
-        mean.copy_to(learning)
-    return log
+def _cosines(image: Tensor, regions: Tensor, texts: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Of texts (N, D) with global features (B, D) and, pooled, with regions (B, M, D); (B, N) each. Those of single
+    regions are the largest tensor of the step, in bf16 under autocast."""
+    return image @ texts.T, log_mean_exp(torch.einsum("bmd,nd->bmn", regions, texts), beta, 1)
 
 
-def _losses(
-    student: _Student,
-    kept: _Kept,
-    words: _Words,
-    rows: Tensor,
-    view: Tensor,
-    config: AlignConfig,
-    leave_out: float = 0.0,
+def log_mean_exp(cosines: Tensor, beta: float, dim: int) -> Tensor:
+    """Smooth maximum over `dim`: log-mean-exp with sharpness beta."""
+    return (torch.logsumexp(beta * cosines, dim) - math.log(cosines.shape[dim])) / beta
+
+
+def contrast(
+    scores: Tensor, positive: Tensor, negative: Tensor, *, even: bool = False, leave_out: float = 0.0
 ) -> Tensor:
-    """Caption loss on global and regions, tag loss on global and regions: (4,)."""
-    image, regions = student.look(kept.pick(view, rows))
-    captions = student.read(*words.captions(rows))
-    scale = student.log_scales.exp().clamp(max=200)
-    same = torch.arange(len(rows), device=rows.device)
-    pooled = log_mean_exp(_region_cosines(regions, captions), config.beta, 1)  # (B images, B captions)
-    found = []
-    for i, cosines in enumerate((image @ captions.T, pooled)):
-        logits = cosines * scale[i]
-        found.append((F.cross_entropy(logits, same) + F.cross_entropy(logits.T, same)) / 2)
-    tags = student.read(words.tag_ids, words.tag_lengths)
-    found += _tag_losses(image, regions, tags, scale[2:], words.masks(rows), config, leave_out)
-    count = round(config.mosaics * len(rows))
-    if kept.mosaics is not None and kept.sources is not None and count:
-        rows = torch.randint(len(kept.sources), (count,), device=rows.device)
-        view = torch.randint(len(kept.mosaics.x), (count,), device=rows.device)
-        image, regions = student.look(kept.mosaics.pick(view, rows))
-        masks = words.masks(kept.sources[rows])
-        more = _tag_losses(image, regions, tags, scale[2:], masks, config, leave_out)
-        found[2:] = [a + config.mosaics * b for a, b in zip(found[2:], more, strict=True)]
-    return torch.stack(found)
+    """Each positive of a row against the row's negatives only (other positives do not compete); mean over positives.
+
+    scores (B, T), already divided by a temperature; positive, negative: bool (B, T). `even`: the mean of each row
+    counts alike. `leave_out`: this share of each row's entries, the highest negatives, is not held against the
+    positives."""
+    scores = scores.float()
+    masked = scores.masked_fill(~negative, -1e4)
+    if count := int(leave_out * scores.shape[1]):
+        limit = masked.detach().topk(count, -1).values[:, -1:]
+        masked = masked.masked_fill(masked.detach() >= limit, -1e4)
+    losses = torch.where(positive, F.softplus(masked.logsumexp(-1, keepdim=True) - scores), 0.0)
+    if not even:
+        return losses.sum() / positive.sum().clamp(min=1)
+    counts = positive.sum(1)
+    return (losses.sum(1) / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
 
-def _tag_losses(
-    image: Tensor,
-    regions: Tensor,
-    tags: Tensor,
-    scales: Tensor,
-    masks: tuple[Tensor, Tensor],
-    config: AlignConfig,
-    leave_out: float,
-) -> list[Tensor]:
-    """Tag loss on global features (B, D) and on regions (B, M, D)."""
-    positive, negative = masks
-    pooled = log_mean_exp(_region_cosines(regions, tags), config.beta, 1)
-    found = []
-    for cosines, scale in zip((image @ tags.T, pooled), scales, strict=True):
-        logits = cosines * scale
-        loss = contrast(logits, positive, negative, leave_out=leave_out)  # which tags of this image
-        if config.tag_across:  # which images of this tag: what ranks images for a label
-            across = contrast(logits.T, positive.T, negative.T, even=config.even_tags, leave_out=leave_out)
-            loss = torch.lerp(loss, across, config.tag_across)
-        found.append(loss)
-    return found
+def align(
+    vision: str | Path,
+    text: str | Path,
+    images: Tensor,
+    captions: Sequence[Sequence[str]],
+    config: AlignConfig | None = None,
+    *,
+    device: str | torch.device | None = None,
+    on_log: Log | None = None,
+    progress: bool = False,
+) -> AlignResult:
+    """Align two towers. images: uint8 (n, 3, H, W) of any size; captions: a list of captions for each image."""
+    config = config or AlignConfig()
+    if len(images) != len(captions) or len(images) < 2:
+        raise RamatchError(
+            f"{len(images)} images and {len(captions)} lists of captions: they must be as many, and at least 2"
+        )
+    if any(not texts for texts in captions):
+        raise RamatchError("an image has no caption; leave it out")
+    here = World(pick_device(None if device is None else str(device)))
+    seed_all(config)
+    size, dim, pool = config.image_size, config.dim, config.global_pool
+    joined = join_towers(vision, text, image_size=size, dim=dim, global_pool=pool)
+    task = AlignTask(joined.to(here.device), config, on_log)
+    tags = mine_tags(captions, min_images=config.min_images, max_tags=config.max_tags)
+    if not tags.names and config.tag_weight:
+        raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
+    task.learn_from(images, captions, tags)
+    began = time.perf_counter()
+    trainer = Trainer(task, config, here, progress=progress)
+    trainer.fit()
+    if trainer.ema is not None:
+        trainer.ema.apply()
+    backbone = task.backbone.requires_grad_(False)
+    scales = task.log_scales.detach()[2:] if config.tag_weight else task.log_scales.detach()[:2]
+    backbone.logit_scale = float(scales.mean().exp())
+    return AlignResult(backbone.eval(), tags.names, task.log, time.perf_counter() - began)
 
 
-def _region_cosines(regions: Tensor, texts: Tensor) -> Tensor:
-    """Cosines (B, M, N), in bf16 under autocast: the largest tensor of the step."""
-    return torch.einsum("bmd,nd->bmn", regions, texts)
+@dataclass(frozen=True)
+class CaptionData:
+    """A caption data set, and which of its images have no part in training.
+
+    `test`: keys of images that are used for retrieval, or how many (chosen by their names alone, so that every run
+    holds out the same). `exclude`: keys of images to leave out altogether."""
+
+    captions: str | Path
+    images_roots: Sequence[str] | None = None
+    test: int | Sequence[str] = 0
+    exclude: Sequence[str] = ()
+
+    def read(self) -> tuple[dict[str, Any], list[CaptionRecord], list[CaptionRecord]]:
+        """An account of the data; images to train on, images to test on."""
+        data = read_captions(self.captions, self.images_roots)
+        gone, keys = set(self.exclude), [r.key for r in data]
+        asked = {keys[i] for i in hold_out(keys, self.test, "test")} if isinstance(self.test, int) else set(self.test)
+        if unknown := sorted((asked | gone) - set(keys)):
+            raise RamatchError(
+                f"{len(unknown)} image(s) to hold out or leave out are not in the captions, such as '{unknown[0]}'"
+            )
+        held = [r for r in data.records if r.key in asked - gone]
+        train = [r for r in data.records if r.key not in asked | gone]
+        if len(train) < 2:
+            raise RamatchError(f"{len(train)} of {len(data)} images are left: at least 2 must be left to train on")
+        account = data.summary.to_dict() | {"path": Path(data.summary.path).name}  # models travel, folders do not
+        return account, train, held
 
 
-class _Mean:
-    """Running mean of the weights from a given step on."""
-
-    def __init__(self, parameters: list[nn.Parameter], start: int) -> None:
-        self.parameters, self.start, self.count = parameters, start, 0
-        self.sums: list[Tensor] = []
-
-    def add(self, step: int) -> None:
-        if step < self.start:
-            return
-        now = [p.detach() for p in self.parameters]
-        self.count += 1
-        if not self.sums:
-            self.sums = [p.clone() for p in now]
-        else:
-            torch._foreach_lerp_(self.sums, now, 1 / self.count)
-
-    def copy_to(self, parameters: list[nn.Parameter]) -> None:
-        for parameter, value in zip(parameters, self.sums, strict=True):
-            parameter.data.copy_(value)
+def align_folder(
+    vision: str | Path,
+    text: str | Path,
+    data: CaptionData,
+    out: str | Path,
+    *,
+    config: AlignConfig | None = None,
+    device: str | None = None,
+    on_log: Log | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Align two towers on a caption data set and write the backbone to `out`, with what was measured beside it."""
+    out, config = new_folder(out), config or AlignConfig()
+    account, train, held = data.read()
+    preprocess = Preprocess((config.image_size, config.image_size))
+    pixels, captions = decode_all(train, preprocess, progress=progress), [r.captions for r in train]
+    result = align(vision, text, pixels, captions, config, device=device, on_log=on_log, progress=progress)
+    report: dict[str, Any] = {"data": account, "images": len(train), "tags": len(result.tags)}
+    report |= {"seconds": round(result.seconds, 1), "settings": config.to_dict()}
+    if held:
+        report["retrieval"] = retrieval(result.backbone, decode_all(held, preprocess), [r.captions for r in held])
+    save_backbone(result.backbone, out)
+    write_text(out / "tags.txt", "\n".join(result.tags) + "\n")
+    write_json(out / "alignment.json", report | {"log": result.log})
+    return report

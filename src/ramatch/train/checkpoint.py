@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there at all, everything a run needs to continue bit for bit, nothing of the frozen backbone."""
+"""Checkpoints: whole or not there at all, all that a run needs to continue bit for bit, nothing of the backbone."""
 
 from __future__ import annotations
 

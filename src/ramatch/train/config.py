@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import torch
+
 from ..config import LOSSES, PRECISIONS, RAMConfig, preset
-from ..errors import RamatchError
-from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Settings, Share, Span
+from ..data.augment import AugmentConfig
+from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Settings, Share
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SCHEDULES = ("cosine", "reference")
 
 
 @dataclass(frozen=True)
@@ -33,18 +38,15 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class DataConfig(Settings):
-    """Where images and labels come from. `path` is anything `read_annotations` reads; a relative path is also looked for in
-    $RAMATCH_DATA."""
+    """Where images and labels come from."""
 
     section: ClassVar[str] = "data."
 
-    path: str = ""
+    path: str = ""  # anything `read_annotations` reads; a relative one is also looked for in $RAMATCH_DATA
     split: str | None = "train"  # used where the path has several
     images: str | None = None  # folder or tar with the pictures, where they are not beside the annotations
     classes: str | tuple[str, ...] | None = None  # labels to learn: names or a text file; None: those of the data
-    validation: Annotated[float, Bound(0, 1, below=True)] | str = (
-        0.05  # share of the training images; or a path; 0: none
-    )
+    validation: Annotated[float, Bound(0, 1, below=True)] | str = 0.05  # share of training images; or a path; 0: none
     validation_split: str | None = None  # where `validation` is a path with several
     holdout_classes: tuple[str, ...] = ()  # labels kept from training to measure unseen ones on validation
     limit: Count | None = None  # train on so many images, drawn at random
@@ -53,52 +55,37 @@ class DataConfig(Settings):
 
 
 @dataclass(frozen=True)
-class AugmentConfig(Settings):
-    """Random crop, flip, blur, erasing (appendix A.6 names them; the numbers are ours). `enabled: false`: plain resize."""
-
-    section: ClassVar[str] = "augment."
-
-    enabled: bool = True
-    crop: Annotated[str, OneOf(("resized", "plain", "none"))] = "resized"  # a part of area `scale`; a shifted window
-    scale: Span = (0.5, 1.0)
-    ratio: Span = (0.75, 1.3333)
-    margin: NotNegative = 0.125  # plain: the image is this much larger than the window
-    flip: Share = 0.5
-    blur: Share = 0.2
-    blur_sigma: Span = (0.1, 2.0)
-    erasing: Share = 0.25
-    erasing_scale: Span = (0.02, 0.2)
-    erasing_ratio: Span = (0.3, 3.3)
-
-    def check(self) -> None:
-        for name in ("scale", "ratio", "blur_sigma", "erasing_scale", "erasing_ratio"):
-            low, high = getattr(self, name)
-            if low > high:
-                raise RamatchError(f"augment.{name} must be two positive numbers in order, got {(low, high)}")
-        if self.scale[1] > 1 or self.erasing_scale[1] > 1:
-            raise RamatchError("augment.scale and augment.erasing_scale are shares of the image, at most 1")
-
-
-@dataclass(frozen=True)
 class OptimConfig(Settings):
-    """AdamW for adapters, SGD for prompts, both after linear warm-up and cosine decay."""
+    """AdamW, and SGD for prompts, of every kind of training: rates by what learns, schedule, clipping, average."""
 
     section: ClassVar[str] = "optim."
 
-    lr: NotNegative = 5e-6
+    lr: NotNegative = 5e-6  # adapters; the two projections of `align`
+    text_lr: NotNegative = 5e-5  # text layers (align)
+    vision_lr: NotNegative = 3e-5  # vision layers (align)
+    temperature_lr: NotNegative = 5e-5
+    temperature_floor: Share = 0.1  # a temperature never falls below this share of where it started
     weight_decay: NotNegative = 1e-4
+    decay_all: bool = False  # also of norms, temperatures and prompts, as the authors' program does
     betas: tuple[Share, Share] = (0.9, 0.999)
     prompt_lr: NotNegative = 1e-3  # SGD, label prompts and visual prompts
     prompt_momentum: Share = 0.9
     prompt_weight_decay: NotNegative = 0.0
-    temperature_lr: NotNegative = 5e-5
-    temperature_floor: Share = 0.1  # a temperature never falls below this share of where it started
-    warmup: Share = 0.05  # share of all steps
-    final_lr: Share = 0.0  # share of each rate left at the end
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # reference: per epoch, as the authors' program does
+    warmup: Share = 0.05  # share of all steps (cosine)
+    final_lr: Share = 0.0  # share of each rate left at the end (cosine)
     clip_norm: Positive | None = 1.0  # of all gradients: where the temperatures' are large, SGD's prompts hardly move
     accumulate: Count = 1  # batches per step
     ema_decay: Annotated[float, Bound(0, 1, below=True)] = 0.9997  # 0: no EMA
     ema_restart: bool = True  # at each epoch, as the authors' program does
+    ema_warmup: bool = False  # a shorter memory at first: decay at most (1 + step) / (10 + step)
+    average: Annotated[float, Bound(0, 1, below=True)] = 0.0  # instead of the EMA: plain mean over the last such share
+
+    def decay(self, step: int, total: int) -> float:
+        """What the average keeps of itself at `step` (from 1)."""
+        if self.average:
+            return 1 - 1 / max(1, step - int(total * (1 - self.average)) + 1)
+        return min(self.ema_decay, (1 + step) / (10 + step)) if self.ema_warmup else self.ema_decay
 
 
 @dataclass(frozen=True)
@@ -125,27 +112,51 @@ class CheckpointConfig(Settings):
 
 
 @dataclass(frozen=True)
-class TrainConfig(Settings):
-    """One training run. Defaults are the paper's where it has them (method: 6 epochs, batch 32, AdamW 5e-6, SGD 1e-3)."""
+class LoopConfig(Settings):
+    """What every training has: how long, how many at once, how fast."""
+
+    epochs: Count = 6
+    max_steps: Count | None = None  # stop earlier; the schedule then ends there
+    batch_size: Count = 32  # per process
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    precision: Annotated[str, OneOf(PRECISIONS)] | None = None  # None: bf16 on CUDA, fp32 on a CPU
+    seed: int = 0
+    deterministic: bool = False  # torch's deterministic algorithms on the GPU too, slower
+    log_every: Count = 20  # steps
+
+    def dtype(self, device: torch.device) -> torch.dtype:
+        """Of what need not be float32."""
+        return DTYPES[self.precision or ("bf16" if device.type == "cuda" else "fp32")]
+
+
+@dataclass(frozen=True)
+class TrainConfig(LoopConfig):
+    """One training run. Defaults are the paper's where it has them (6 epochs, batch 32, AdamW 5e-6, SGD 1e-3)."""
 
     output: str = "runs/ramatch"
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     loss: Annotated[str, OneOf(LOSSES)] = "mmc"
-    epochs: Count = 6
-    max_steps: Count | None = None  # stop earlier; the schedule then ends there
-    batch_size: Count = 32  # per process
     precision: Annotated[str, OneOf(PRECISIONS)] = "fp32"
-    seed: int = 0
     device: str | None = None  # None: CUDA where there is one
-    deterministic: bool = False  # torch's deterministic algorithms on the GPU too, slower
     sync_batchnorm: bool = True  # statistics over all processes, on several GPUs
-    log_every: Count = 20  # steps
     tensorboard: bool = True  # where it is installed
+
+
+@dataclass(frozen=True)
+class CachedConfig(LoopConfig):
+    """Training RAM's adapters on cached features (`study`, `adapt`). Defaults are the paper's for natural images."""
+
+    epochs: Count = 3
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(ema_decay=0.0, ema_restart=False, ema_warmup=True))
+    log_every: Count = 50
+    loss: Annotated[str, OneOf(LOSSES)] = "mmc"
+    views: Count = 3  # of each image: as it is, its mirror, random parts
+    mosaics: NotNegative = 0.0  # pictures of four images each, with the labels of all four, for each image
+    focus: NotNegative = 0.0  # so many times the loss of the annotated labels alone is added
 
 
 # Fields that change where or how a run is carried out but not what it computes: free to differ on resume.

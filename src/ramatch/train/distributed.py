@@ -51,12 +51,11 @@ class World:
 @contextmanager
 def world(device: str | None = None) -> Iterator[World]:
     """The world that torchrun's environment describes, or a single process; left in order at the end."""
-    size, rank, local = (int(os.environ.get(name, default)) for name, default in
-                         (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))  # fmt: skip
+    size, rank, local = (int(os.environ.get(name, 0)) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     chosen = pick_device(device, local if size > 1 else None)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if size == 1:
+    if size <= 1:
         yield World(chosen)
         return
     own = not dist.is_initialized()

@@ -60,11 +60,11 @@ class RunFolder:
             found = file, checkpoint.load_checkpoint(file)
         if found is None:
             return None
-        changed = differences(found[1]["config"], config.to_dict())
-        if changed:
+        began = TrainConfig.from_dict(found[1]["config"])  # with the defaults of settings that came later
+        if changed := differences(began.to_dict(), config.to_dict()):
             raise RamatchError(
-                f"cannot continue {found[0]}: these settings differ from the run's own: {'; '.join(changed)}. Set them back, "
-                "or start a new run in another output folder"
+                f"cannot continue {found[0]}: these settings differ from the run's own: {'; '.join(changed)}. "
+                "Set them back, or start a new run in another output folder"
             )
         return found[1]
 

@@ -1,23 +1,23 @@
-"""What learns how fast: AdamW for adapters and temperatures, SGD for prompts, one schedule for all."""
+"""What learns how fast: AdamW, and SGD for prompts; clipping over both; bounds on temperatures."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import RamatchError
 from .config import OptimConfig
 
-TEMPERATURES = ("tau_global", "tau_region")
-PROMPTS = ("label_set.prompts", "region_set.visual_prompts")
+Roles = Mapping[str, Sequence[nn.Parameter]]  # what learns, by role: adapters, text, vision, temperatures, prompts
+Limit = tuple[nn.Parameter, float | None, float | None]  # a parameter, its least and its largest value
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that learn. Empty ones (a part that is switched off) are frozen, because DDP waits for their gradient."""
+    """Parameters that learn. Empty ones (a part that is switched off) are frozen, because DDP waits for their
+    gradient."""
     for parameter in model.parameters():
         if parameter.numel() == 0:
             parameter.requires_grad_(False)
@@ -27,63 +27,60 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def param_groups(parameters: dict[str, nn.Parameter], config: OptimConfig) -> dict[str, dict[str, Any]]:
-    """Groups by role: adapters (decayed), norms (not decayed: one number per channel), temperatures, prompts."""
-    groups: dict[str, dict[str, Any]] = {
-        "adapters": {"params": [], "lr": config.lr, "weight_decay": config.weight_decay},
-        "norms": {"params": [], "lr": config.lr, "weight_decay": 0.0},
-        "temperatures": {"params": [], "lr": config.temperature_lr, "weight_decay": 0.0},
-        "prompts": {"params": [], "lr": config.prompt_lr, "weight_decay": config.prompt_weight_decay},
-    }
-    for name, parameter in parameters.items():
-        if name in TEMPERATURES:
-            role = "temperatures"
-        elif name in PROMPTS or name.split(".")[-1] == "prompts":
-            role = "prompts"
-        else:
-            role = "adapters" if parameter.ndim > 1 else "norms"
-        groups[role]["params"].append(parameter)
-    return {role: {**group, "role": role, "peak": group["lr"]} for role, group in groups.items() if group["params"]}
+def param_groups(roles: Roles, config: OptimConfig) -> list[dict[str, Any]]:
+    """A group for each role with its rate. One number per channel (norms, biases) is not decayed, nor are temperatures
+    and prompts, unless `decay_all`."""
+    rates = {"adapters": config.lr, "text": config.text_lr, "vision": config.vision_lr}
+    rates |= {"temperatures": config.temperature_lr, "prompts": config.prompt_lr}
+    groups = []
+    for role, parameters in roles.items():
+        plain = {"adapters": "norms"}.get(role, f"{role}_norms")
+        parts = {role: [p for p in parameters if p.ndim > 1], plain: [p for p in parameters if p.ndim <= 1]}
+        if role in ("temperatures", "prompts"):
+            parts = {role: list(parameters)}
+        for name, chosen in parts.items():
+            decay = config.weight_decay if name in ("adapters", "text", "vision") or config.decay_all else 0.0
+            if role == "prompts" and not config.decay_all:
+                decay = config.prompt_weight_decay
+            group = {"role": name, "params": chosen, "lr": rates[role], "peak": rates[role], "weight_decay": decay}
+            groups += [group] if chosen else []
+    return groups
 
 
-def build_optimizers(parameters: dict[str, nn.Parameter], config: OptimConfig) -> list[torch.optim.Optimizer]:
-    """AdamW, and SGD if there are prompts. On CUDA the fused kernels, which need no host synchronisation with fp16."""
-    groups = param_groups(parameters, config)
-    fused = all(p.is_cuda for p in parameters.values())
-    prompts = groups.pop("prompts", None)
+def build_optimizers(roles: Roles, config: OptimConfig) -> list[torch.optim.Optimizer]:
+    """AdamW, and SGD if there are prompts. On CUDA the fused kernels, which need no host synchronization with fp16."""
+    groups = param_groups(roles, config)
+    fused = all(p.is_cuda for group in groups for p in group["params"])
+    prompts = [group for group in groups if group["role"] == "prompts"]
+    others = [group for group in groups if group["role"] != "prompts"]
     out: list[torch.optim.Optimizer] = []
-    if groups:
-        out.append(torch.optim.AdamW(list(groups.values()), betas=config.betas, fused=fused))
+    if others:
+        out.append(torch.optim.AdamW(others, betas=config.betas, fused=fused))
     if prompts:
-        sgd = torch.optim.SGD([prompts], lr=config.prompt_lr, momentum=config.prompt_momentum, fused=fused)
+        sgd = torch.optim.SGD(prompts, lr=config.prompt_lr, momentum=config.prompt_momentum, fused=fused)
         if config.prompt_momentum:
-            # The fused kernel makes these at the first step and leaves them unwritten if fp16's scaler skips that one; from
-            # zeros the first step is the same.
-            for parameter in prompts["params"]:
+            # The fused kernel makes these at the first step and leaves them unwritten if fp16's scaler skips that one;
+            # from zeros the first step is the same.
+            for parameter in prompts[0]["params"]:
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         out.append(sgd)
     return out
 
 
-def schedule(step: int, total: int, warmup: float, final: float = 0.0) -> float:
-    """Factor on every learning rate at `step` (from 0): linear from 1/w up to 1 over w = warmup · total steps, then
-    a half cosine down to `final` at the last step."""
-    w = round(warmup * total)
-    if step < w:
-        return (step + 1) / w
-    progress = (step - w) / max(total - 1 - w, 1)
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
 def set_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """Every group's rate to its peak times `factor`. The schedule has no state of its own: it follows the step."""
-    for group in _groups(optimizers):
+    """Every group's rate to its peak times `factor`."""
+    for group in all_groups(optimizers):
         group["lr"] = group["peak"] * factor
 
 
 def rates(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
     """Current rate of each role."""
-    return {group["role"]: group["lr"] for group in _groups(optimizers)}
+    return {group["role"]: group["lr"] for group in all_groups(optimizers)}
+
+
+def all_groups(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[dict[str, Any]]:
+    for optimizer in optimizers:
+        yield from optimizer.param_groups
 
 
 def clip_together(
@@ -92,10 +89,12 @@ def clip_together(
     max_norm: float | None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Clip gradients to a common norm. With a scaler (fp16) they are unscaled first, and where any of them is not finite every
-    optimiser skips the step: each alone would look at its own gradients only, while clipping by a norm that is not a
-    number spoils those of all. The host does not wait."""
+    """Clip gradients to a common norm. With a scaler (fp16) they are unscaled first, and where any of them is not
+    finite every optimizer skips the step: each alone would look at its own gradients only, while clipping by a norm
+    that is not a number spoils those of all. The host does not wait."""
     scaled = scaler is not None and scaler.is_enabled()
+    if max_norm is None and not scaled:
+        return
     if scaler is not None and scaled:
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
@@ -110,21 +109,13 @@ def clip_together(
             flag.fill_(bad)
 
 
-class Temperatures:
-    """Keeps the temperatures positive: each at least `floor` times where it started."""
-
-    def __init__(self, parameters: dict[str, nn.Parameter], floor: float) -> None:
-        self.pairs: list[tuple[Tensor, float]] = []
-        for name, parameter in parameters.items():
-            if name in TEMPERATURES:
-                self.pairs.append((parameter, floor * abs(float(parameter.detach()))))
-
-    @torch.no_grad()
-    def clamp(self) -> None:
-        for parameter, low in self.pairs:
-            parameter.clamp_(min=low)
+@torch.no_grad()
+def clamp(limits: Iterable[Limit]) -> None:
+    """Keep temperatures where they mean something."""
+    for parameter, low, high in limits:
+        parameter.clamp_(min=low, max=high)
 
 
-def _groups(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[dict[str, Any]]:
-    for optimizer in optimizers:
-        yield from optimizer.param_groups
+def floors(temperatures: Iterable[nn.Parameter], share: float) -> list[Limit]:
+    """Each temperature at least `share` of where it is now: positive for ever."""
+    return [(t, share * abs(float(t.detach())), None) for t in temperatures]

@@ -1,155 +1,197 @@
-"""Studies: several settings and seeds on one data set, quickly, from kept stems (see `train/kept.py`), and several ways of
-making one score of a model's two branches. The CLIP tables of docs/results.md are this."""
+"""`ramatch study`: several settings and seeds on one data set, from cached features, and several ways of making one
+score of a model's two branches. The CLIP tables of docs/results.md are this."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import preset
+from ..config import RAMConfig, preset
 from ..data.annotations import Annotations
+from ..data.augment import with_mosaics
+from ..data.decode import decode_all
+from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
 from ..evaluation.metrics import at_k, mean_ap
-from ..evaluation.retrieval import stable_order
+from ..evaluation.models import read_test
 from ..modeling.ram import RAM, Output
-from .align_run import load_pixels
-from .assemble import find_data, load_frozen, read_split
+from .assemble import load_frozen
+from .cached import Examples, collect_cached, fit_cached, ram_stem
+from .config import CachedConfig
 from .distributed import pick_device
-from .evaluation import read_test
-from .kept import FitConfig, Kept, collect, fit, keep, with_mosaics
+from .features import FeatureStore, Pictures, Views
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A preset with changes, how it is trained, and how many views of each image are kept."""
+    """A preset with changes, and how it is trained."""
 
     preset: str
     ram: dict[str, Any] = field(default_factory=dict)
-    fit: FitConfig = field(default_factory=FitConfig)
-    views: int = 3
+    config: CachedConfig = field(default_factory=CachedConfig)
+
+    def ram_config(self) -> RAMConfig:
+        return preset(self.preset, **self.ram)
 
 
-_OURS = FitConfig(epochs=3, batch_size=256, lr=1e-3, lr_prompts=1e-2, lr_tau=5e-4, ema=0.99, loss="sigmoid", clip=1.0)
-_MMC = replace(_OURS, loss="mmc", clip=0)
-_ALIGNED = replace(_OURS, epochs=4, batch_size=64, lr=5e-4, lr_tau=2.5e-4, ema=0.995)
+def _changed(config: CachedConfig, **changes: Any) -> CachedConfig:
+    """`optim__lr` stands for optim.lr."""
+    return config.replace(**{name.replace("__", "."): value for name, value in changes.items()})
+
+
+_OURS = _changed(
+    CachedConfig(batch_size=256, loss="sigmoid"),
+    optim__lr=1e-3,
+    optim__prompt_lr=1e-2,
+    optim__temperature_lr=5e-4,
+    optim__ema_decay=0.99,
+)
+_MMC = _changed(_OURS, loss="mmc", optim__clip_norm=None)
+_ALIGNED = _changed(
+    _OURS, epochs=4, batch_size=64, optim__lr=5e-4, optim__temperature_lr=2.5e-4, optim__ema_decay=0.995
+)
+_REFERENCE = _changed(CachedConfig(views=2), optim__clip_norm=None, optim__decay_all=True)
 _HALF = {"max_weight": 0.5}  # what the ablation changes one thing of
 _WHOLE = {"max_weight": 0.5, "tss_share": 1.0}
+_UNSCALED = {"plan_scale": "one", "best_share": 0.0, "score": "softmax"}
 VARIANTS: dict[str, Variant] = {
-    "reference": Variant("reference", {"pixels": "backbone"}, FitConfig(clip=0), views=2),
-    "ramatch": Variant("ramatch", fit=_OURS),
+    "reference": Variant("reference", {"pixels": "backbone"}, _REFERENCE),
+    "ramatch": Variant("ramatch", {}, _OURS),
     "half": Variant("ramatch", _HALF, _OURS),
     "kcot": Variant("ramatch", {"max_weight": 0.0}, _OURS),
     "reweight": Variant("ramatch", _HALF | {"matcher": "reweight"}, _OURS),
     "average": Variant("ramatch", {"matcher": "average", "max_weight": 0.0}, _OURS),
     "no-tkt": Variant("ramatch", _HALF | {"tkt": False}, _OURS),
-    "no-ema": Variant("ramatch", _HALF, replace(_OURS, ema=0.0)),
-    "smooth": Variant("ramatch", _HALF, replace(_OURS, loss="sigmoid-smooth")),
+    "no-ema": Variant("ramatch", _HALF, _changed(_OURS, optim__ema_decay=0.0)),
+    "smooth": Variant("ramatch", _HALF, _changed(_OURS, loss="sigmoid-smooth")),
     "tau": Variant("ramatch", _HALF | {"tau_global": 0.02, "tau_region": 0.02}, _OURS),
-    "unscaled": Variant(
-        "ramatch", _HALF | {"plan_scale": "one", "tau_region": 2e-3, "best_share": 0.0, "score": "softmax"}, _OURS
-    ),
-    "mosaics": Variant("ramatch", _HALF, replace(_OURS, mosaics=0.5)),
+    "unscaled": Variant("ramatch", _HALF | _UNSCALED | {"tau_region": 2e-3}, _OURS),
+    "mosaics": Variant("ramatch", _HALF, _changed(_OURS, mosaics=0.5)),
     "mmc": Variant("ramatch", _WHOLE, _MMC),
-    "mmc-6": Variant("ramatch", _WHOLE, replace(_MMC, epochs=6)),
+    "mmc-6": Variant("ramatch", _WHOLE, _changed(_MMC, epochs=6)),
     "mmc-reweight": Variant("ramatch", _WHOLE | {"matcher": "reweight", "max_weight": 0.0}, _MMC),
     "mmc-no-tkt": Variant("ramatch", _WHOLE | {"tkt": False}, _MMC),
-    "aligned": Variant("aligned", fit=_ALIGNED),
+    "aligned": Variant("aligned", {}, _ALIGNED),
     "aligned-kcot": Variant("aligned", {"max_weight": 0.0}, _ALIGNED),
     "aligned-reweight": Variant("aligned", {"matcher": "reweight"}, _ALIGNED),
     "aligned-average": Variant("aligned", {"matcher": "average", "max_weight": 0.0}, _ALIGNED),
-    "aligned-no-ema": Variant("aligned", fit=replace(_ALIGNED, ema=0.0)),
-    "aligned-unscaled": Variant(
-        "aligned", {"plan_scale": "one", "tau_region": 3.3e-4, "best_share": 0.0, "score": "softmax"}, _ALIGNED
-    ),
-    "aligned-mmc": Variant("aligned", fit=replace(_ALIGNED, loss="mmc")),
+    "aligned-no-ema": Variant("aligned", {}, _changed(_ALIGNED, optim__ema_decay=0.0)),
+    "aligned-unscaled": Variant("aligned", _UNSCALED | {"tau_region": 3.3e-4}, _ALIGNED),
+    "aligned-mmc": Variant("aligned", {}, _changed(_ALIGNED, loss="mmc")),
 }
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """A benchmark folder. `limit`, `test_limit`: so many training and GZSL test images (ZSL: those among them), chosen
+    by their names."""
+
+    path: str | Path
+    limit: int | None = None
+    test_limit: int | None = None
+
+    def read(self) -> tuple[Annotations, dict[str, Annotations]]:
+        """Training data, and tests by protocol."""
+        place = find_data(self.path)
+        train, tests = read_split(place, "train"), {p: read_test(place, p).annotations for p in ("zsl", "gzsl")}
+        if self.test_limit is not None:
+            tests["gzsl"] = _some(tests["gzsl"], self.test_limit)
+            keys = {record.key for record in tests["gzsl"].records}
+            tests["zsl"] = tests["zsl"].subset([i for i, r in enumerate(tests["zsl"].records) if r.key in keys])
+            if not len(tests["zsl"]):
+                raise RamatchError(f"none of the {self.test_limit} test images has an unseen label; take more")
+        return _some(train, self.limit), tests
 
 
 def study(
     backbone: str,
-    data: str | Path,
+    data: StudyData,
     *,
     label_features: str | Path | None = None,
     variants: Sequence[str] = ("reference", "ramatch"),
     seeds: Sequence[int] = (0, 1, 2),
-    limit: int | None = None,
-    test_limit: int | None = None,
     changes: dict[str, Any] | None = None,
     device: str | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train each variant with each seed on a benchmark folder and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}.
-
-    `limit`, `test_limit`: so many training and GZSL test images only (ZSL: those among them), chosen by their names.
-    `changes`: fields of `FitConfig`, or `views`, for all variants.
-    """
-    changes = dict(changes or {})
-    views = changes.pop("views", None)
-    if views is not None and (not isinstance(views, int) or views < 1):
-        raise RamatchError(f"views must be a whole number of at least 1, got {views!r}")
+    """Train each variant with each seed and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}. `changes`: settings of
+    `CachedConfig`, for all variants."""
     if unknown := set(variants) - set(VARIANTS):
         raise RamatchError(f"unknown variant(s) {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
+    chosen = {name: VARIANTS[name].config.replace(**changes or {}) for name in variants}
     own = load_frozen(backbone, label_features=label_features).to(pick_device(device))
-    place = find_data(data)
-    train, tests = read_split(place, "train"), {p: read_test(place, p).annotations for p in ("zsl", "gzsl")}
-    train = _some(train, limit)
-    if test_limit is not None:
-        tests["gzsl"] = _some(tests["gzsl"], test_limit)
-        keys = {record.key for record in tests["gzsl"].records}
-        tests["zsl"] = tests["zsl"].subset([i for i, r in enumerate(tests["zsl"].records) if r.key in keys])
-        if not len(tests["zsl"]):
-            raise RamatchError(f"none of the {test_limit} test images has an unseen label; take more")
-    pixels = load_pixels(train.records, own.preprocess.size)
-    pictures = {p: load_pixels(test.records, own.preprocess.size) for p, test in tests.items()}
+    bench = Bench(own, *data.read())
     rows = []
-    kept: dict[str, Kept] = {}  # of one kind of stem: tens of gigabytes on a real set
-    targets = train.targets()
-    stem: tuple[Any, ...] = ()
-    for name in variants:
-        variant = VARIANTS[name]
-        settings, count = variant.fit.replace(**changes), views or variant.views
-        config = preset(variant.preset, **variant.ram)
-        fields = ("adapted_layers", "saa_layers", "tss", "tss_input", "pixels")
-        wanted = (count, settings.mosaics, config.visual_prompts > 0, *(getattr(config, field) for field in fields))
+    for name, config in chosen.items():
         for seed in seeds:
-            torch.manual_seed(seed)
-            ram = RAM(own, config).to(own.device)
-            if wanted != stem:  # variants that differ further up share their stems, and so do seeds
-                kept.clear()
-                share, size = settings.mosaics, own.preprocess.size
-                shown, targets = with_mosaics(pixels, train.targets(), share, size, device=own.device)
-                kept["train"] = keep(ram, shown, count)
-                kept |= {protocol: keep(ram, found) for protocol, found in pictures.items()}
-                stem = wanted
-            log = fit(ram, kept["train"], targets, train.classes, settings, seed)
-            row: dict[str, Any] = {"variant": name, "seed": seed, "seconds": log["seconds"], "scores": {}}
-            for protocol, test in tests.items():
-                found = collect(ram, kept[protocol], test.classes)
-                truth = test.targets().numpy()
-                rules = score_rules(found, ram.tau_global.item(), ram.tau_region.item())
-                rules |= {"own": own_score(ram, found), "own-partial": own_score(ram, found, "partial")}
-                for rule, scores in rules.items():
-                    values = {
-                        "mAP": 100 * mean_ap(scores.numpy(), truth),
-                        "F1@3": 100 * at_k(scores.numpy(), truth, 3).f1,
-                    }
-                    row["scores"].setdefault(rule, {})[protocol] = {k: round(v, 2) for k, v in values.items()}
+            row = {"variant": name, "seed": seed} | bench.measure(
+                VARIANTS[name].ram_config(), config.replace(seed=seed)
+            )
             rows.append(row)
             if report is not None:
                 report(row)
     return rows
 
 
+class Bench:
+    """Images of a training set and its tests, and their features, which variants that differ further up share."""
+
+    def __init__(self, backbone: Any, train: Annotations, tests: dict[str, Annotations]) -> None:
+        self.backbone, self.train, self.tests = backbone, train, tests
+        self.store = FeatureStore()
+        self._pictures: dict[Any, tuple[Pictures, Tensor]] = {}
+
+    def pictures(self, data: Annotations, ram: RAM, share: float = 0.0) -> tuple[Pictures, Tensor]:
+        """Decoded images and their targets, with so many mosaics; the last of each set are kept."""
+        size, key = ram.preprocess.size, (id(data), share, ram.preprocess.interpolation)
+        if key not in self._pictures:
+            self._pictures = {k: v for k, v in self._pictures.items() if k[0] != key[0]}
+            pixels = decode_all(data.records, ram.preprocess)
+            pixels, targets = with_mosaics(pixels, data.targets(), share, size, device=self.backbone.device)
+            self._pictures[key] = Pictures(pixels), targets
+        return self._pictures[key]
+
+    def measure(self, ram_config: RAMConfig, config: CachedConfig) -> dict[str, Any]:
+        """Train once, test under every protocol and rule."""
+        torch.manual_seed(config.seed)
+        device = self.backbone.device
+        ram = RAM(self.backbone, ram_config).to(device)
+        pictures, targets = self.pictures(self.train, ram, config.mosaics)
+        stem = ram_stem(ram, config.dtype(device))
+        cache = self.store.get("train", stem, pictures, Views(config.views))
+        log = fit_cached(ram, Examples(cache, targets, self.train.classes), config)
+        row: dict[str, Any] = {"seconds": log["seconds"], "scores": {}}
+        for protocol, test in self.tests.items():
+            shown, truth = self.pictures(test, ram)
+            found = collect_cached(ram, self.store.get(protocol, stem, shown, Views()), test.classes)
+            rules = score_rules(found, *log["tau"])
+            rules |= {"own": own_score(ram, found), "own-partial": own_score(ram, found, "partial")}
+            for rule, scores in rules.items():
+                values = {
+                    "mAP": mean_ap(scores.numpy(), truth.numpy()),
+                    "F1@3": at_k(scores.numpy(), truth.numpy(), 3).f1,
+                }
+                row["scores"].setdefault(rule, {})[protocol] = {k: round(100 * v, 2) for k, v in values.items()}
+        return row
+
+
 def _some(data: Annotations, count: int | None) -> Annotations:
     """`count` of the images, chosen by their names, in the data's order."""
-    if count is None:
-        return data
-    return data.subset(sorted(stable_order([record.key for record in data.records], "ablation")[:count]))
+    return data if count is None else data.subset(hold_out([record.key for record in data.records], count, "ablation"))
+
+
+@dataclass(frozen=True)
+class Branches:
+    """What a score is made of: s_R, s_G and each label's best region, (n, N) each."""
+
+    region: Tensor
+    image: Tensor
+    best: Tensor
 
 
 def own_score(ram: RAM, features: Tensor, score: str | None = None) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,21 @@ from torch import Tensor
 
 from ..config import TEST_SETTINGS, RAMConfig
 from ..data.annotations import Annotations
+from ..data.augment import Normalize
 from ..data.benchmarks import read_protocol
+from ..data.decode import ImageCache, ImageDataset, ImageLoader
 from ..data.records import read_annotations, read_classes
+from ..data.splits import find_data
 from ..errors import RamatchError
-from ..evaluation.protocol import Report, evaluate_scores
 from ..modeling.fuse import fuse
 from ..modeling.graph import GraphedRAM
 from ..modeling.ram import RAM, Output
+from ..progress import Progress
 from ..recognizer import PATIENCE, Recognizer
-from .assemble import DTYPES, find_data
-from .batches import ImageCache, image_loader, unguarded
-from .distributed import pick_device
-from .log import Progress
+from .calibration import Calibrator
+from .protocol import Report, evaluate_scores
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FEATURES = ("image", "region", "best")  # s_G, s_R, cosine of the best region: what calibration looks at
 FLUSH = 1 << 26  # numbers kept on the device before they move to the CPU (256 MiB)
 RANKINGS = {
@@ -53,20 +56,21 @@ class Scores:
             raise RamatchError(f"unknown score '{name}'; known: {', '.join(RANKINGS)}")
         return self.scores if name == "model" else self.features[..., FEATURES.index(name)]
 
-    def report(
-        self, ranking: str = "model", *, protocol: str = "gzsl", seen: Sequence[str] | None = None,
-        unseen: Sequence[str] | None = None, ks: Sequence[int] = (3, 5), threshold: float | None = None,
-    ) -> Report:  # fmt: skip
-        return evaluate_scores(
-            self.ranking(ranking), self.targets, self.labels, seen, unseen, ks, protocol=protocol, threshold=threshold,  # type: ignore[arg-type]
-        )  # fmt: skip
+    def report(self, ranking: str = "model", **options: Any) -> Report:
+        """Options: those of `evaluate_scores`."""
+        return evaluate_scores(self.ranking(ranking), self.targets, self.labels, **options)
+
+    def rows(self, chosen: Sequence[int]) -> Scores:
+        """Of some of the images."""
+        rows = list(chosen)
+        keys = tuple(self.keys[i] for i in rows)
+        return Scores(self.labels, keys, self.scores[rows], self.features[rows], self.targets[rows])
 
 
 @torch.no_grad()
 def collect_scores(
     ram: RAM,
     data: Annotations,
-    labels: Sequence[str] | None = None,
     *,
     batch_size: int = 64,
     workers: int = 4,
@@ -75,23 +79,20 @@ def collect_scores(
     what: str = "evaluating",
     fast: bool | None = None,
 ) -> Scores:
-    """Run the model over a set of images with a vocabulary (by default the set's own classes).
+    """Run the model over a set of images with the set's own classes.
 
-    Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`: score with
-    a fused copy of the weights (see `fuse`); by default on a GPU.
-    """
-    names = tuple(labels) if labels is not None else data.classes
-    data = data if names == data.classes else data.restrict(names)
-    training, device = ram.training, ram.backbone.device
+    Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`:
+    score with a fused copy of the weights (see `fuse`); by default on a GPU."""
+    training, device, dtype = ram.training, ram.backbone.device, ram.backbone.dtype
     kept, pending, done = [], [], 0  # numbers on the CPU; those still on the device, moved in large pieces
     line = Progress(len(data), what, enabled=progress)
     line.start()
     ram.eval()
     try:
-        with torch.autocast(device.type, dtype=ram.backbone.dtype, enabled=ram.backbone.dtype != torch.float32):
-            encoded = ram.encode_labels(names)
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             model = fuse(ram) if fast or (fast is None and device.type == "cuda") else ram
-            engine = GraphedRAM(model, encoded, batch_size=batch_size, best=True, patience=PATIENCE)
+            labels = ram.encode_labels(data.classes)
+            engine = GraphedRAM(model, labels, batch_size=batch_size, best=True, patience=PATIENCE)
             for pixels in _pixels(ram, data, batch_size, workers, images, progress):
                 pending.append(_numbers(engine(pixels)))
                 done += len(pixels)
@@ -103,9 +104,9 @@ def collect_scores(
         ram.train(training)
         line.clear()
     kept += [p.cpu() for p in pending]
-    found = torch.cat(kept).numpy() if kept else np.zeros((0, len(names), 4), np.float32)
+    found = torch.cat(kept).numpy() if kept else np.zeros((0, len(data.classes), 4), np.float32)
     keys = tuple(r.key for r in data.records)
-    return Scores(names, keys, found[..., 0], found[..., 1:], data.targets().numpy())
+    return Scores(data.classes, keys, found[..., 0], found[..., 1:], data.targets().numpy())
 
 
 def _numbers(output: Output) -> Tensor:
@@ -114,13 +115,15 @@ def _numbers(output: Output) -> Tensor:
     return torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float()
 
 
-def _pixels(ram: RAM, data: Annotations, batch_size: int, workers: int, images: ImageCache | None, progress: bool):  # type: ignore[no-untyped-def]
+def _pixels(
+    ram: RAM, data: Annotations, batch_size: int, workers: int, images: ImageCache | None, progress: bool
+) -> Iterator[Tensor]:
     if images is not None:
         yield from images.stack(data.records, ram.preprocess, progress=progress).split(batch_size)
         return
-    pin = ram.backbone.device.type == "cuda"
-    batches = image_loader(data, ram.preprocess.resize, batch_size=batch_size, workers=workers, pin=pin)
-    for pixels, _ in unguarded(batches):
+    workers, pin = min(workers, -(-len(data) // batch_size)), ram.backbone.device.type == "cuda"
+    dataset = ImageDataset(data.records, ram.preprocess)
+    for pixels, _ in ImageLoader(dataset, workers=workers, batch_size=batch_size, pin_memory=pin):
         yield pixels
 
 
@@ -147,8 +150,9 @@ def read_test(
     seen: Sequence[str] | str | None = None,
     unseen: Sequence[str] | str | None = None,
 ) -> TestSet:
-    """A prepared benchmark folder (train.json, test_gzsl.json, ...), or any annotations with lists of seen and/or unseen
-    labels (names, or a text file). ZSL ranks the unseen labels alone, on images that show at least one of them."""
+    """A prepared benchmark folder (train.json, test_gzsl.json, ...), or any annotations with lists of seen and/or
+    unseen labels (names, or a text file). ZSL ranks the unseen labels alone, on images that show at least one of
+    them."""
     if protocol not in ("zsl", "gzsl"):
         raise RamatchError(f"protocol must be 'zsl' or 'gzsl', got '{protocol}'")
     path = find_data(data)
@@ -183,13 +187,13 @@ def evaluate(
     protocol: str = "gzsl",
     *,
     score: str = "model",
-    **options: object,
+    **options: Any,
 ) -> Report:
     """Evaluate a model (bundled name, model or run folder, or a plain CLIP, zero-shot) on test data.
 
-    `score` is one of RANKINGS; "image" of a plain CLIP is the paper's zero-shot baseline. Options: those of `evaluate_all`.
-    """
-    return evaluate_all(model, data, protocol, scores=(score,), **options)[score]  # type: ignore[arg-type]
+    `score` is one of RANKINGS; "image" of a plain CLIP is the paper's zero-shot baseline. Options: those of
+    `evaluate_all`."""
+    return evaluate_all(model, data, protocol, scores=(score,), **options)[score]
 
 
 def evaluate_all(
@@ -198,75 +202,63 @@ def evaluate_all(
     protocol: str = "gzsl",
     *,
     scores: Sequence[str] = tuple(RANKINGS),
-    split: str | None = None,
-    images_root: str | None = None,
-    classes: Sequence[str] | str | None = None,
-    seen: Sequence[str] | str | None = None,
-    unseen: Sequence[str] | str | None = None,
     matcher: str | None = None,
     settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Report]:
+    """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
+
+    "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of
+    RAMConfig that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its
+    score in any case. Options: those of `read_test`, `load_model`, `collect_scores` and `evaluate_scores`, by name."""
+    if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
+        raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
+    takers = (read_test, load_model, collect_scores, evaluate_scores)
+    reading, loading, collecting, measuring = split_options(options, takers)
+    test = data if isinstance(data, TestSet) else read_test(data, protocol, **reading)
+    ram, calibrator = (model, None) if isinstance(model, RAM) else _loaded(model, loading)
+    if settings:
+        calibrator = None
+    changes = dict(settings or {}) | ({} if matcher is None else {"matcher": matcher})
+    if changes:
+        ram = ram.with_config(ram.config.replace(**changes))
+    found = collect_scores(ram, test.annotations, what=test.protocol, **collecting)
+    if calibrator is not None:  # what users of the model see, and are shown first, is its probability
+        found = replace(found, scores=np.asarray(calibrator(found.features, found.labels)))
+    measuring |= {"protocol": test.protocol, "seen": test.seen, "unseen": test.unseen}
+    return {name: found.report(name, **measuring) for name in scores}
+
+
+def _loaded(model: str | Path, options: dict[str, Any]) -> tuple[RAM, Calibrator | None]:
+    recognizer = load_model(model, **options)
+    return recognizer.ram, recognizer.calibrator
+
+
+def split_options(options: dict[str, Any], functions: Sequence[Callable]) -> list[dict[str, Any]]:
+    """Each function's share of the options, by the names it takes."""
+    out = []
+    for function in functions:
+        known = inspect.signature(function).parameters
+        out.append({name: options.pop(name) for name in list(options) if name in known})
+    if options:
+        raise TypeError(f"unknown option(s) {', '.join(options)}")
+    return out
+
+
+def load_model(
+    model: str | Path,
+    *,
     label_features: str | Path | None = None,
     backbone: str | None = None,
     preset: str | RAMConfig = "ramatch",
     image_size: int | tuple[int, int] | None = None,
     device: str | None = None,
     precision: str | None = None,
-    batch_size: int = 64,
-    workers: int = 4,
-    ks: Sequence[int] = (3, 5),
-    threshold: float | None = None,
-    images: ImageCache | None = None,
-    progress: bool = True,
-    fast: bool | None = None,
-) -> dict[str, Report]:
-    """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
-
-    "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of RAMConfig
-    that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its score in any case.
-    `preset` and `image_size` are for a plain CLIP. `fast`: see `collect_scores`. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU.
-    """
-    test = data if isinstance(data, TestSet) else read_test(
-        data, protocol, split=split, images_root=images_root, classes=classes, seen=seen, unseen=unseen
-    )  # fmt: skip
-    calibrator = None
-    if isinstance(model, RAM):
-        ram = model
-    else:
-        loaded = load_model(
-            model, label_features=label_features, backbone=backbone, preset=preset, image_size=image_size, device=device,
-            precision=precision,
-        )  # fmt: skip
-        ram, calibrator = loaded.ram, loaded.calibrator
-    if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
-        raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
-    changes = dict(settings or {})
-    if changes:
-        calibrator = None
-    ram = ram.with_config(ram.config.replace(**changes | ({} if matcher is None else {"matcher": matcher})))
-    found = collect_scores(ram, test.annotations, batch_size=batch_size, workers=workers, images=images,
-                           progress=progress, what=f"{test.protocol}", fast=fast)  # fmt: skip
-    if calibrator is not None:  # what users of the model see, and are shown first, is its probability
-        found = replace(found, scores=np.asarray(calibrator(found.features, found.labels)))
-    return {
-        name: found.report(name, protocol=test.protocol, seen=test.seen, unseen=test.unseen, ks=ks, threshold=threshold)
-        for name in scores
-    }
-
-
-def load_model(
-    model: str | Path,
-    *,
-    device: str | None = None,
-    precision: str | None = None,
-    backbone: str | None = None,
-    **options: object,
 ) -> Recognizer:
-    """A recognizer from a bundled name, a model folder, a run folder (its model/), or a plain CLIP."""
-    folder = Path(model).expanduser()
-    if (folder / "model" / "ram.safetensors").is_file():
-        folder = folder / "model"
+    """A recognizer from a bundled name, a model folder, a run folder (its model/), or a plain CLIP, for which `preset`
+    and `image_size` are. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU."""
     if precision is not None and precision not in DTYPES:
         raise RamatchError(f"precision must be one of {', '.join(DTYPES)}, got '{precision}'")
-    dtype = DTYPES[precision] if precision else None
-    where = str(folder) if folder.exists() else str(model)
-    return Recognizer.from_pretrained(where, device=pick_device(device), dtype=dtype, backbone=backbone, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"label_features": label_features, "backbone": backbone}
+    options |= {"preset": preset, "image_size": image_size, "dtype": DTYPES[precision] if precision else None}
+    return Recognizer.from_pretrained(model, device=device, **options)

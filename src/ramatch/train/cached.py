@@ -1,0 +1,101 @@
+"""RAM trained and read on cached features: what `adapt` and `study` share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.sampler import ResumableSampler
+from ..modeling.ram import RAM, Output
+from .config import CachedConfig
+from .distributed import World
+from .features import FeatureCache, Stem
+from .task import Batch, RAMTask
+from .trainer import Trainer, seed_all
+
+
+def ram_stem(ram: RAM, dtype: torch.dtype = torch.float32) -> Stem:
+    """What of RAM's pass no training changes."""
+    return Stem(lambda pixels: ram.region_set.stem(ram.backbone, pixels), ram.preprocess, ram.backbone.device, dtype)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Cached images, their targets (n, N) (1 present, 0 absent, −1 not known) and the names of the N labels; the first
+    `annotated` of them are what `CachedConfig.focus` is for."""
+
+    cache: FeatureCache
+    targets: Tensor
+    labels: Sequence[str]
+    annotated: int = 0
+
+
+class CachedTask(RAMTask):
+    """RAM from a random view of each cached image."""
+
+    def __init__(self, ram: RAM, examples: Examples, config: CachedConfig) -> None:
+        super().__init__(ram, examples.labels, config.loss, config.dtype(ram.backbone.device))
+        self.cache, self.targets = examples.cache, examples.targets.to(ram.backbone.device)
+        self.annotated, self.focus = examples.annotated, config.focus if examples.annotated else 0.0
+        self.fixed = None
+        if ram.label_set.mode == "none":  # nothing in the label set learns
+            with torch.no_grad():
+                self.fixed = ram.encode_labels(self.labels)
+        count = len(self.cache)
+        self.sampler = ResumableSampler(count, config.seed, min(config.batch_size, count))
+
+    def batches(self) -> Iterable[Batch]:
+        return self.cache.batches(self.sampler)
+
+    def forward(self, view: Tensor, rows: Tensor) -> Tensor:
+        targets = self.targets[rows]
+        with self.autocast():
+            output = self.match(self.cache.pick(view, rows), targets, self.fixed)
+            loss = self.ram.loss(output, targets, self.kind)
+            if self.focus:
+                alone = targets.clone()
+                alone[:, self.annotated :] = -1
+                loss = loss + self.focus * self.ram.loss(output, alone, self.kind)
+        return loss
+
+    def constants(self) -> Any:
+        return super().constants(), self.fixed
+
+
+def fit_cached(ram: RAM, examples: Examples, config: CachedConfig, *, progress: bool = False) -> dict[str, Any]:
+    """Train the adapters on cached features. The weights end as their average if there is one."""
+    seed_all(config)
+    trainer = Trainer(CachedTask(ram, examples, config), config, World(ram.backbone.device), progress=progress)
+    began = time.perf_counter()
+    trainer.fit()
+    if trainer.ema is not None:
+        trainer.ema.apply()
+    seconds, tau = time.perf_counter() - began, [ram.tau_global.item(), ram.tau_region.item()]
+    rate, losses = round(trainer.place.images / max(seconds, 1e-9)), [round(e["loss"], 4) for e in trainer.history]
+    return {"seconds": round(seconds, 2), "images_per_second": rate, "loss": losses, "tau": tau}
+
+
+@torch.inference_mode()
+def recognize_cached(ram: RAM, cache: FeatureCache, labels: Sequence[str], *, batch: int = 128) -> Iterator[Output]:
+    """What the model finds on the cached images' first view, batch by batch."""
+    ram.eval()
+    device = ram.backbone.device
+    encoded = ram.encode_labels(labels)
+    for start in range(0, len(cache), batch):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            found = ram.recognize(ram.trunk(cache.pick(0, slice(start, start + batch))), encoded)
+        yield found
+
+
+def collect_cached(ram: RAM, cache: FeatureCache, labels: Sequence[str], *, batch: int = 128) -> Tensor:
+    """s_G, s_R (plan scaled by N) and best region's cosine of every image and label: (n, N, 3), on the CPU."""
+    out = []
+    for o in recognize_cached(ram, cache, labels, batch=batch):
+        region = o.region / o.mass if ram.config.plan_scale == "one" else o.region
+        out.append(torch.stack([o.image, region, o.best], -1).float().cpu())
+    return torch.cat(out)

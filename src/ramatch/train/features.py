@@ -1,0 +1,157 @@
+"""A cache of frozen features.
+
+What lies below the first layer that learns is constant per image, so it is computed once for a few views of each image
+and kept on the device; a step then only pays for the last layers. For data that fits, this is the fastest way to train.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..data.augment import AugmentConfig, augment, epoch_table, resize_batch
+from ..data.sampler import ResumableSampler, sample_seed
+from ..modeling.preprocess import Preprocess
+from ..modeling.ram import Streams
+
+VIEW = -3  # index that the seed of an epoch's choice of views stands for (see `data.augment.TABLE`)
+
+
+@dataclass(frozen=True)
+class Stem:
+    """Frozen layers. `run`: normalized pixels (B, 3, H, W) → state before the first layer that learns."""
+
+    run: Callable[[Tensor], Streams]
+    preprocess: Preprocess
+    device: torch.device
+    dtype: torch.dtype  # of the computation, and of what is kept
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Streams:
+        """Images (B, 3, H, W) in [0, 255]."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.run(self.preprocess.normalize(images))
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """Streams of n images in v views: each tensor (v, n, …)."""
+
+    streams: Streams
+
+    def __len__(self) -> int:
+        return self.streams.x.shape[1]
+
+    @property
+    def views(self) -> int:
+        return len(self.streams.x)
+
+    def pick(self, view: Tensor | int, rows: Tensor | slice) -> Streams:
+        s = self.streams
+        base, found = (None if t is None else t[view, rows] for t in (s.base, s.found))
+        return Streams(s.x[view, rows], s.grid, base, found, tuple(t[view, rows] for t in s.taps))
+
+    def batches(self, sampler: ResumableSampler) -> Iterator[tuple[Tensor, Tensor]]:
+        """(views (B,), rows (B,)) on the device, of what is left in the sampler's epoch: a random view of each
+        image."""
+        device = self.streams.x.device
+        generator = torch.Generator().manual_seed(sample_seed(sampler.seed, sampler.epoch, VIEW))
+        chosen = torch.randint(self.views, (len(self),), generator=generator).to(device)
+        for rows in sampler.rows(device):
+            yield chosen[rows], rows
+
+
+@dataclass(frozen=True)
+class Views:
+    """Each image as it is, its mirror, and random parts (of at least `crop` of the area): so many in all."""
+
+    count: int = 1
+    crop: float = 0.5
+    seed: int = 0
+
+    def make(self, images: Tensor, view: int, rows: slice, total: int, size: tuple[int, int]) -> Tensor:
+        """One view of images (B, 3, h, w), the `rows` of `total`: float in [0, 255] (B, 3, *size)."""
+        if view < 2:
+            return resize_batch(images, size, flip=view == 1)
+        config = AugmentConfig(scale=(self.crop, 1.0), ratio=(3 / 4, 4 / 3), blur=0.0, erasing=0.0)
+        draws = epoch_table(total, self.seed, view)[rows].to(images.device)
+        return augment(images, draws, config, (), size)
+
+
+@torch.no_grad()
+def cache_features(stem: Stem, pixels: Tensor, views: Views) -> FeatureCache:
+    """Features of all images (uint8 (n, 3, h, w)), kept on the stem's device."""
+    stores: list[Tensor] = []
+    state, batch = None, 256
+    for view in range(views.count):
+        for start in range(0, len(pixels), batch):
+            rows = slice(start, start + batch)
+            chunk = pixels[rows].to(stem.device)
+            state = stem(views.make(chunk, view, rows, len(pixels), stem.preprocess.size))
+            parts = _flatten(state)
+            if not stores:
+                shapes = [(views.count, len(pixels), *p.shape[1:]) for p in parts]
+                stores = [torch.empty(shape, dtype=stem.dtype, device=stem.device) for shape in shapes]
+            for store, part in zip(stores, parts, strict=True):
+                store[view, rows] = part
+    assert state is not None
+    return FeatureCache(_like(state, stores))
+
+
+def _shared(state: Streams) -> bool:
+    """Where TSS reads the tower's output, its last input is the main stream's patches: nothing to keep twice."""
+    return bool(state.taps) and state.taps[-1].data_ptr() == state.x[:, 1:].data_ptr()
+
+
+def _flatten(state: Streams) -> list[Tensor]:
+    taps = state.taps[: len(state.taps) - _shared(state)]
+    return [t for t in (state.x, state.base, state.found, *taps) if t is not None]
+
+
+def _like(state: Streams, stores: list[Tensor]) -> Streams:
+    """The stores in the places that `_flatten` took them from."""
+    left = iter(stores)
+    x = next(left)
+    base, found = (None if t is None else next(left) for t in (state.base, state.found))
+    taps = [*left, *([x[:, :, 1:]] if _shared(state) else [])]
+    return Streams(x, state.grid, base, found, tuple(taps))
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """uint8 images (n, 3, h, w) that know their digest."""
+
+    pixels: Tensor
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.blake2b(self.pixels.contiguous().numpy().data, digest_size=16).hexdigest()
+
+
+class FeatureStore:
+    """The last cache of each name, made anew when anything that shaped it changed: images, preprocessing, views, frozen
+    weights, settings of the stem. The last two show in what the stem makes of a probe: no list of them is needed."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[str, FeatureCache]] = {}
+
+    def get(self, name: str, stem: Stem, pictures: Pictures, views: Views) -> FeatureCache:
+        key = f"{pictures.digest} {views} {stem.preprocess} {stem.dtype} {_probe(stem)}"
+        if name not in self._held or self._held[name][0] != key:
+            self._held.pop(name, None)  # before the next one is made: they take tens of gigabytes on a real set
+            self._held[name] = key, cache_features(stem, pictures.pixels, views)
+        return self._held[name][1]
+
+
+def _probe(stem: Stem) -> str:
+    size = (1, 3, *stem.preprocess.size)
+    state = stem(torch.randint(0, 256, size, generator=torch.Generator().manual_seed(0)).to(stem.device))
+    found = hashlib.blake2b(f"{state.grid} {_shared(state)} {state.base is None} {state.found is None}".encode())
+    for tensor in _flatten(state):
+        found.update(tensor.float().cpu().numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,172 @@
+"""`ramatch train`: RAM on labelled images, in a folder that explains itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import files
+from ..data.annotations import Annotations
+from ..data.decode import ImageCache
+from ..data.sampler import ResumableSampler
+from ..data.splits import find_data
+from ..errors import RamatchError
+from ..evaluation.models import Scores, collect_scores, read_test
+from ..evaluation.protocol import Report
+from ..modeling.checkpoints.folder import load_adapters, save_ram
+from . import checkpoint
+from .assemble import build_ram, read_data
+from .batches import Batches
+from .config import TrainConfig
+from .distributed import World, gather, world
+from .folder import RunFolder
+from .interrupt import Interrupt, Interrupted
+from .task import Batch, RAMTask
+from .trainer import Place, Trainer, seed_all
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. `best` is the validation metric of the saved weights ("plain" or "ema"), in percent; `reports`
+    has "validation", and "zsl" and "gzsl" where the data has those tests."""
+
+    folder: Path
+    steps: int
+    metric: str
+    best: float | None
+    best_step: int
+    weights: str
+    reports: dict[str, Report]
+    images_per_s: float
+    seconds: float
+
+
+class LabelledTask(RAMTask):
+    """The images and labels of `config.data`."""
+
+    def __init__(
+        self, config: TrainConfig, here: World, images: ImageCache | None = None, progress: bool = False
+    ) -> None:
+        self.config, self.progress = config, progress
+        self.data = read_data(config.data, config.seed)
+        dtype = config.dtype(here.device)
+        ram = build_ram(config.model, here.device, dtype)
+        if here.size > 1 and config.sync_batchnorm and here.device.type == "cuda":
+            ram.region_set = nn.SyncBatchNorm.convert_sync_batchnorm(ram.region_set)
+        super().__init__(ram, self.data.seen, config.loss, dtype, gather if here.size > 1 else None)
+        count, batch = len(self.data.train), config.batch_size
+        drop_last = count >= batch * here.size
+        self.sampler = ResumableSampler(count, config.seed, batch, here.rank, here.size, drop_last=drop_last)
+        self.images = ImageCache(config.data.workers) if config.data.cache == "device" and images is None else images
+        cached = self.images if config.data.cache == "device" else None
+        sources = (self.sampler, ram.preprocess, here.device, cached, progress)
+        self.pixels = Batches(config, self.data.train, *sources)
+        with torch.no_grad(), self.autocast():  # fills the label set's store in the same order on every start
+            ram.encode_labels(self.data.seen)
+
+    def batches(self) -> Iterable[Batch]:
+        return self.pixels
+
+    def identity(self) -> dict[str, str]:
+        return {"backbone": self.ram.backbone.fingerprint(), "data": self.data.digest()}
+
+    def evaluate(self) -> Report | None:
+        if self.data.validation is None:
+            return None
+        unseen = self.data.unseen
+        scores = self.scores(self.data.validation, "validation")
+        return scores.report(seen=self.data.seen if unseen else None, unseen=unseen or None)
+
+    def scores(self, data: Annotations, what: str) -> Scores:
+        batch, workers = self.config.eval.batch_size, self.config.data.workers
+        images, progress = self.images, self.progress
+        return collect_scores(
+            self.ram, data, batch_size=batch, workers=workers, images=images, progress=progress, what=what
+        )
+
+
+def train(
+    config: TrainConfig, *, resume: str | bool = False, images: ImageCache | None = None, progress: bool = True
+) -> RunResult:
+    """Train RAM as `config` says, in the folder `config.output`.
+
+    resume: False (the folder must be new), "auto" (from the newest good checkpoint; from the start if there is none),
+    or a checkpoint file. images: decoded pictures kept between runs, used with data.cache = device. Under torchrun
+    every process calls this; the first one writes and gets the reports."""
+    with world(config.device) as here, Interrupt() as interrupt:
+        folder = RunFolder(config.output)
+        begun = time.monotonic()
+        try:
+            state = folder.open(config, resume)
+            seed_all(config)
+            task = LabelledTask(config, here, images, progress and here.leader)
+            trainer = Trainer(task, config, here, folder=folder, interrupt=interrupt, progress=task.progress)
+            _begin(trainer, task, folder, state)
+            trainer.fit()
+            return _finish(trainer, task, folder, begun)
+        except KeyboardInterrupt:
+            last = checkpoint.list_checkpoints(folder.checkpoints)
+            where = f"continue from {last[-1].name} with --resume auto" if last else "there is no checkpoint yet"
+            raise Interrupted(f"stopped; {where} (run folder {folder.path})") from None
+        except OSError as error:
+            if error.errno not in checkpoint.FULL:
+                raise
+            raise RamatchError(checkpoint.describe(error, folder.checkpoints)) from error
+
+
+def _begin(trainer: Trainer, task: LabelledTask, folder: RunFolder, state: dict[str, Any] | None) -> None:
+    """Go to where an earlier session stopped, and write what is known before the first step."""
+    if state is not None:
+        trainer.restore(state)
+    config, here, data = task.config, trainer.here, task.data
+    headline, place = data.train.summary.headline(), trainer.place
+    if here.leader:
+        facts = {"labels": len(data.seen), "images": len(data.train), "data": headline, "processes": here.size}
+        facts |= {"device": str(here.device), "steps": trainer.total}
+        facts["trainable_parameters"] = sum(p.numel() for p in trainer.step.parameters)
+        facts["backbone"] = {"name": task.ram.backbone.name, "fingerprint": task.ram.backbone.fingerprint()}
+        folder.begin(config, facts)
+        if data.validation is not None:
+            files.write_json(folder.path / "validation.json", [r.key for r in data.validation.records])
+        trainer.open_log(None if state is None else state["log"], config.tensorboard)
+    told = f"{headline}\nrun folder {folder.path}, {trainer.total:,} steps on {here.device}"
+    trainer.line.message(told + (f", continuing at step {place.step:,}" if place.step else ""))
+
+
+def _finish(trainer: Trainer, task: LabelledTask, folder: RunFolder, begun: float) -> RunResult:
+    """The best weights (the last, without validation) as a model folder, and its evaluation."""
+    place, here, rate, reports = trainer.place, trainer.here, trainer.line.rate(), {}
+    if here.leader:
+        reports = _evaluate_best(task, folder, place)
+        seconds = round(time.monotonic() - begun, 1)
+        folder.note(status="finished", best=place.best or None, images_per_s=round(rate, 1), seconds=seconds)
+        assert trainer.log is not None
+        trainer.log.close()
+    here.broadcast(None)  # the others wait, so that nobody leaves while the first still works
+    best = place.best or {"value": None, "step": place.step, "weights": "plain"}
+    told = (best["value"], best["step"], best["weights"], reports, rate, time.monotonic() - begun)
+    return RunResult(folder.path, place.step, task.config.eval.metric, *told)
+
+
+def _evaluate_best(task: LabelledTask, folder: RunFolder, place: Place) -> dict[str, Report]:
+    if place.best:
+        load_adapters(task.ram, checkpoint.load_checkpoint(folder.best)["adapters"], str(folder.best))
+    task.ram.eval()
+    save_ram(task.ram, folder.model)
+    reports: dict[str, Report] = {}
+    if (report := task.evaluate()) is not None:
+        reports["validation"] = report
+    path = find_data(task.config.data.path)
+    if task.config.eval.test and path.is_dir() and (path / "test_gzsl.json").is_file():
+        for protocol in ("zsl", "gzsl"):
+            test = read_test(path, protocol, images_root=task.config.data.images)
+            scores = task.scores(test.annotations, protocol)
+            reports[protocol] = scores.report(protocol=protocol, seen=test.seen, unseen=test.unseen)
+    files.write_json(folder.evals, {name: report.to_dict() for name, report in reports.items()})
+    return reports
