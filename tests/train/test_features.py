@@ -129,9 +129,10 @@ def test_a_cache_is_made_anew_when_what_shaped_it_changes(monkeypatch: pytest.Mo
 
 
 def test_taps_keep_their_order_beyond_ten_layers():
+    from ramatch.modeling.towers import TowerConfig
+
     from ramatch.modeling.backbone import Backbone
     from ramatch.modeling.preprocess import Preprocess
-    from ramatch.modeling.towers import TowerConfig
 
     vision = TowerConfig(16, 12, 2, 16, patch=8, image=16, stem_norm=True)
     ram = RAM(Backbone(vision, None, 8, Preprocess((16, 16))), preset("ramatch", adapted_layers=12, visual_prompts=0))

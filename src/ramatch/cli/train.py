@@ -240,7 +240,6 @@ def run_align(arguments: argparse.Namespace) -> int:
 
 def run_adapt(arguments: argparse.Namespace) -> int:
     from ..assets import vocabulary, vocabulary_names
-    from ..data import read_classes
     from ..labels import read_labels
     from ..train.adapt import BroadData, adapt_folder, settings_from
 

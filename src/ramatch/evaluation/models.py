@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..config import TEST_SETTINGS, RAMConfig
 from ..data.annotations import Annotations
-from ..data.augment import Normalize
 from ..data.benchmarks import read_protocol
 from ..data.decode import ImageCache, ImageDataset, ImageLoader
 from ..data.records import read_annotations, read_classes

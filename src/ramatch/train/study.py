@@ -185,15 +185,6 @@ def _some(data: Annotations, count: int | None) -> Annotations:
     return data if count is None else data.subset(hold_out([record.key for record in data.records], count, "ablation"))
 
 
-@dataclass(frozen=True)
-class Branches:
-    """What a score is made of: s_R, s_G and each label's best region, (n, N) each."""
-
-    region: Tensor
-    image: Tensor
-    best: Tensor
-
-
 def own_score(ram: RAM, features: Tensor, score: str | None = None) -> Tensor:
     """The score (n, N) that the model's own settings (with another `score`) make of features (n, N, 3)."""
     image, region, best = features.unbind(-1)
