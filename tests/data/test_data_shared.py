@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ramatch.data import BENCHMARKS, ImageLabelDataset, eval_transform, prepare, read_captions, read_protocol
+from ramatch.data import BENCHMARKS, decode_all, prepare, read_captions, read_protocol
 from ramatch.data.records import read_annotations
+from ramatch.modeling.preprocess import Preprocess
 
 
 @pytest.mark.parametrize("name", ["coco-ov", "peta-ov", "ucm-ov"])
@@ -27,9 +28,8 @@ def test_shared_benchmarks(shared: Path, name: str) -> None:
 def test_shared_images_decode_in_place(shared: Path, name: str, size: tuple[int, int]) -> None:
     annotations = read_annotations(shared / "data" / name, split="test_gzsl")
     assert {annotations.records[i].load().size for i in range(0, len(annotations), 97)} == {size}
-    image, target, _ = ImageLabelDataset(annotations, eval_transform((64, 32)))[0]
-    assert image.shape == (3, 64, 32)
-    assert target.sum() == len(annotations.records[0].labels)
+    assert decode_all(annotations.records[:1], Preprocess((64, 32))).shape == (1, 3, 64, 32)
+    assert annotations.targets()[0].sum() == len(annotations.records[0].labels)
 
 
 def test_shared_captions_need_both_folders(shared: Path) -> None:
