@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -32,9 +33,10 @@ def gradients(config: TrainConfig) -> tuple[float, dict[str, torch.Tensor]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)  # before any work: forked children and two processes share the cores
     values, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-    config = TrainConfig.from_dict(values)
-    loss, grads = gradients(config)
-    rank = int(__import__("os").environ.get("RANK", 0))
-    torch.save({"loss": loss, "grads": grads}, out / f"grads{rank}.pt")
-    result = train(config, progress=False)
+    config, rank = TrainConfig.from_dict(values), int(os.environ.get("RANK", 0))
+    # one group for both: a process that has left could meet the old group's store when it enters again
+    with world("cpu"):
+        loss, grads = gradients(config)
+        torch.save({"loss": loss, "grads": grads}, out / f"grads{rank}.pt")
+        result = train(config, progress=False)
     print(rank, result.best, sorted(result.reports))
