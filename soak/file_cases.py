@@ -1,4 +1,4 @@
-"""Damaged and hostile files: annotations, vocabularies, recipes, models, checkpoints; a case is a call that reads one."""
+"""Damaged and hostile files: annotations, vocabularies, recipes, models, checkpoints; a case is a call to read one."""
 
 from __future__ import annotations
 
