@@ -9,9 +9,11 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from soak.http_cases import BodyCase, huge_bodies, many_scans, odd_bodies
+from soak.http_cases import BodyCase, huge_bodies, odd_bodies
 from soak.load import Answers, http, tag_requests, timed
+from soak.pictures import many_scans
 from soak.process import MIB
 from soak.report import Soak
 from soak.servers import FORM, Server, error_code, form
@@ -20,14 +22,16 @@ PATIENCE = 5.0  # seconds within which a good client is served, whatever others 
 MOST = 1024 * MIB
 
 
-def run(soak: Soak, server: Server) -> None:
-    checks = (_slow_headers, _slow_bodies, _disconnects, _short_connections, _huge, _scans, _odd)
-    for each in checks:
-        each(soak, server)
-        if server.process.poll() is not None:
-            raise RuntimeError("the server is gone")
-    start = time.monotonic()
-    soak.check("log", "no traceback in the server's log", server.faults(), cases=1, since=start)
+def run(soak: Soak, model: Path) -> None:
+    checks = (_slow_headers, _slow_bodies, _disconnects, _short_connections, _odd, _scans)  # the last may hold decoders
+    with Server(model, soak.folder("log") / "hostile.log") as server:
+        for each in checks:
+            each(soak, server)
+            if server.process.poll() is not None:
+                raise RuntimeError("the server is gone")
+        start = time.monotonic()
+        soak.check("log", "no traceback in the server's log", server.faults(), cases=1, since=start)
+    _huge(soak, model)
 
 
 async def good_client(port: int, over: asyncio.Event) -> list[str]:
@@ -150,12 +154,14 @@ def _short_connections(soak: Soak, server: Server) -> None:
     soak.check("short connections", "all answered, no file or memory kept", misses, cases=count, since=start)
 
 
-def _huge(soak: Soak, server: Server) -> None:
-    for case in huge_bodies(soak.short):
+def _huge(soak: Soak, model: Path) -> None:
+    """Each to a server of its own, so that the peak of memory is its own."""
+    for i, case in enumerate(huge_bodies(soak.short)):
         start = time.monotonic()
-        misses = _refused(server, case)
-        if server.peak > MOST:
-            misses.append(f"peak memory {server.peak / MIB:.0f} MiB, allowed {MOST // MIB}")
+        with Server(model, soak.folder("log") / f"huge{i}.log") as server:
+            misses = _refused(server, case) + server.faults()
+            if server.peak > MOST:
+                misses.append(f"peak memory {server.peak / MIB:.0f} MiB, allowed {MOST // MIB}")
         required = f"4xx within {PATIENCE:g} s, others served, below {MOST // MIB} MiB"
         soak.check(case.name, required, misses, cases=1, since=start)
 

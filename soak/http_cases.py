@@ -44,16 +44,6 @@ def huge_bodies(short: bool) -> list[BodyCase]:
     ]
 
 
-def many_scans(size: int) -> bytes:
-    """A progressive JPEG whose last scans are repeated until it has so many bytes."""
-    whole = encode(noise(size=(1200, 900)).resize((40, 30)).resize((2400, 1800)), "JPEG", progressive=True, quality=20)
-    starts = [i for i in range(len(whole) - 1) if whole[i : i + 2] == b"\xff\xda"]
-    last = whole[starts[-1] : -2]  # from the last start of scan to the end of the image
-    tables = whole.rfind(b"\xff\xc4", starts[-2], starts[-1])
-    scan = whole[tables:-2] if tables > 0 else last
-    return whole[:-2] + scan * max(1, (size - len(whole)) // len(scan)) + whole[-2:]
-
-
 def odd_bodies() -> list[BodyCase]:
     """Fields that a parser may choke on, around a sound picture."""
     picture = encode(noise(), "PNG")

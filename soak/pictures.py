@@ -101,7 +101,7 @@ def lies() -> dict[str, tuple[str, bytes]]:
 
 
 def bombs() -> dict[str, Callable[[], bytes]]:
-    """Small PNGs that ask for much memory."""
+    """Small files that ask for much memory, or for much time."""
     few, end = chunk(b"IDAT", zlib.compress(b"\x00" * 40)), chunk(b"IEND", b"")
 
     def inflating(kind: bytes) -> bytes:
@@ -120,7 +120,18 @@ def bombs() -> dict[str, Callable[[], bytes]]:
         "bomb-grey": lambda: flat("L"),
         "bomb-alpha": lambda: flat("RGBA"),
         "bomb-deep": lambda: flat("I;16"),
+        "bomb-scans": lambda: many_scans(2_000_000),
     }
+
+
+def many_scans(size: int) -> bytes:
+    """A progressive JPEG whose last scans are repeated until it has so many bytes."""
+    whole = encode(noise(size=(1200, 900)).resize((40, 30)).resize((2400, 1800)), "JPEG", progressive=True, quality=20)
+    starts = [i for i in range(len(whole) - 1) if whole[i : i + 2] == b"\xff\xda"]
+    last = whole[starts[-1] : -2]  # from the last start of scan to the end of the image
+    tables = whole.rfind(b"\xff\xc4", starts[-2], starts[-1])
+    scan = whole[tables:-2] if tables > 0 else last
+    return whole[:-2] + scan * max(1, (size - len(whole)) // len(scan)) + whole[-2:]
 
 
 def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:

@@ -44,8 +44,7 @@ def run(soak: Soak) -> None:
     with Server("ramatch-mini", soak.folder("log") / "load.log", *options) as server:
         _overload(soak, server)
         _terminate(soak, server)
-    with Server(tiny_model(soak.folder("model")), soak.folder("log") / "hostile.log") as server:
-        hostile_http.run(soak, server)
+    hostile_http.run(soak, tiny_model(soak.folder("model")))
 
 
 def _overload(soak: Soak, server: Server) -> None:
