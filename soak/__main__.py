@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ def run(soak: Soak, parts: Sequence[str]) -> None:
         except Exception as error:
             soak.check("the part itself", "runs to its end", f"{type(error).__name__}: {error}", cases=1, since=start)
         finally:
-            subprocess.run(["rm", "-rf", soak.work / name], check=False)  # shutil recurses, and some trees are deep
+            soak.clear()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

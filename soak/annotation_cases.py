@@ -20,10 +20,11 @@ def rows(folder: Path, extra: Path | None) -> dict[str, list[str]]:
 
 
 def lists(folder: Path, extra: Path | None) -> Path:
-    content = {"classes": ["dog", "kite", "car"], "images": [[k, v] for k, v in rows(folder, extra).items()]}
+    images: list[object] = [[k, v] for k, v in rows(folder, extra).items()]
+    content: dict[str, object] = {"classes": ["dog", "kite", "car"], "images": images}
     if extra is not None:
         content["root"] = os.path.relpath(extra.parent, folder)
-        content["images"].append([extra.name, ["dog"]])
+        images.append([extra.name, ["dog"]])
     return _json(folder / "lists.json", content)
 
 

@@ -54,7 +54,7 @@ def command(*words: object) -> int:
         return stop.code if isinstance(stop.code, int) else 1
 
 
-def annotations(rng: random.Random, folder: Path, world: World) -> tuple[str, Call]:
+def annotation_file(rng: random.Random, folder: Path, world: World) -> tuple[str, Call]:
     form = rng.choice(list(FORMS))
     for name in ("beach.png", "street.png"):
         (folder / name).write_bytes(PICTURE)
@@ -185,8 +185,8 @@ def checkpoint(rng: random.Random, folder: Path, world: World) -> tuple[str, Cal
     return what, lambda: command("train", "--recipe", world.recipe, "--out", folder, "--resume", path, "seed=77")
 
 
-FAMILIES = {
-    "annotations": (annotations, 10),
+FAMILIES: dict[str, tuple[Callable[[random.Random, Path, World], tuple[str, Call]], int]] = {
+    "annotations": (annotation_file, 10),
     "vocabulary": (vocabulary, 2),
     "recipe": (recipe, 3),
     "model": (model_folder, 3),

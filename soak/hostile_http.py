@@ -18,7 +18,6 @@ from soak.process import MIB
 from soak.report import Soak
 from soak.servers import FORM, Server, error_code, form
 
-PATIENCE = 5.0  # seconds within which a good client is served, whatever others do
 MOST = 1024 * MIB
 
 
@@ -34,8 +33,13 @@ def run(soak: Soak, model: Path) -> None:
     _huge(soak, model)
 
 
-async def good_client(port: int, over: asyncio.Event) -> list[str]:
-    """Asks for health and for tags until `over`; what was not answered in time."""
+def patience(soak: Soak) -> float:
+    """Seconds within which a good client is served, whatever others do."""
+    return 2.5 if soak.short else 5.0
+
+
+async def good_client(port: int, over: asyncio.Event, most: float) -> list[str]:
+    """Asks for health and for tags until `over`; what was not answered within `most` seconds."""
     misses: list[str] = []
     tag = tag_requests(port, 4, (64, 48), labels="cat,dog")
     health = http("GET", "/healthz", port=port)
@@ -44,32 +48,32 @@ async def good_client(port: int, over: asyncio.Event) -> list[str]:
         i += 1
         begin = time.monotonic()
         answers = Answers()
-        await timed(port, health, answers, PATIENCE)
+        await timed(port, health, answers, most)
         if not answers.statuses[200]:
             misses.append(f"/healthz: {answers.other_than(200)}{answers.lost[:1]}")
         answers = Answers()
-        while not answers.statuses[200] and time.monotonic() < begin + PATIENCE:
-            await timed(port, tag[i % len(tag)], answers, PATIENCE)
+        while not answers.statuses[200] and time.monotonic() < begin + most:
+            await timed(port, tag[i % len(tag)], answers, most)
             await asyncio.sleep(0.1)
         if not answers.statuses[200]:
-            misses.append(f"a good client waited {PATIENCE:g} s: {answers.other_than(200)}")
+            misses.append(f"a good client waited {most:g} s: {answers.other_than(200)}")
         await asyncio.sleep(0.1)
     return list(dict.fromkeys(misses))
 
 
-def beside(server: Server, bad: Callable[[], Awaitable[object]]) -> list[str]:
+def beside(soak: Soak, server: Server, bad: Callable[[], Awaitable[object]]) -> list[str]:
     """What a good client missed while the bad ones were at work, and just after."""
 
     async def both() -> list[str]:
         over = asyncio.Event()
-        good = asyncio.create_task(good_client(server.port, over))
+        good = asyncio.create_task(good_client(server.port, over, patience(soak)))
         try:
             await bad()
         finally:
             over.set()
         return await good
 
-    return [*asyncio.run(both()), server.ready_within(PATIENCE)]
+    return [*asyncio.run(both()), server.ready_within(patience(soak))]
 
 
 async def _drip(port: int, first: bytes, drop: bytes, seconds: float) -> None:
@@ -89,13 +93,13 @@ async def _drip(port: int, first: bytes, drop: bytes, seconds: float) -> None:
 
 def _slow(soak: Soak, server: Server, name: str, first: bytes, drop: bytes) -> None:
     start, count = time.monotonic(), soak.size(400, 200)
-    seconds = soak.size(15, 0) + PATIENCE + 1  # longer than a good client waits
+    seconds = soak.size(10, 0) + patience(soak) + 1  # longer than a good client waits
 
     async def bad() -> None:
         await asyncio.gather(*(_drip(server.port, first, drop, seconds) for _ in range(count)))
 
-    required = f"others are served within {PATIENCE:g} s"
-    soak.check(name, required, beside(server, bad), cases=count, since=start)
+    required = f"others are served within {patience(soak):g} s"
+    soak.check(name, required, beside(soak, server, bad), cases=count, since=start)
 
 
 def _slow_headers(soak: Soak, server: Server) -> None:
@@ -125,7 +129,7 @@ def _disconnects(soak: Soak, server: Server) -> None:
         for first in range(0, count, 20):
             await asyncio.gather(*(rude(i) for i in range(first, min(count, first + 20))))
 
-    misses = beside(server, bad)
+    misses = beside(soak, server, bad)
     _, text = server.send("GET", "/metrics")
     left = re.findall(rb"^ramatch_(?:queue|running)_images (\S+)", text, re.MULTILINE)
     if any(float(value) for value in left):
@@ -145,7 +149,7 @@ def _short_connections(soak: Soak, server: Server) -> None:
                 *(timed(server.port, request, answers, 10) for _ in range(first, min(count, first + 50)))
             )
 
-    misses = [*beside(server, bad), answers.other_than(200)]
+    misses = [*beside(soak, server, bad), answers.other_than(200)]
     time.sleep(0.5)
     if (after := len(os.listdir(folder))) > before + 20:
         misses.append(f"{after - before} more open files afterwards")
@@ -159,37 +163,39 @@ def _huge(soak: Soak, model: Path) -> None:
     for i, case in enumerate(huge_bodies(soak.short)):
         start = time.monotonic()
         with Server(model, soak.folder("log") / f"huge{i}.log") as server:
-            misses = _refused(server, case) + server.faults()
+            misses = _refused(soak, server, case) + server.faults()
             if server.peak > MOST:
                 misses.append(f"peak memory {server.peak / MIB:.0f} MiB, allowed {MOST // MIB}")
-        required = f"4xx within {PATIENCE:g} s, others served, below {MOST // MIB} MiB"
+        required = f"4xx within {patience(soak):g} s, others served, below {MOST // MIB} MiB"
         soak.check(case.name, required, misses, cases=1, since=start)
 
 
-def _refused(server: Server, case: BodyCase) -> list[str]:
+def _refused(soak: Soak, server: Server, case: BodyCase) -> list[str]:
     answers = Answers()
 
     async def bad() -> None:
         begin = time.monotonic()
         await timed(server.port, http("POST", case.path, case.body, port=server.port), answers)
-        if (spent := time.monotonic() - begin) > PATIENCE:
+        if (spent := time.monotonic() - begin) > patience(soak):
             answers.lost.append((begin, f"it took {spent:.1f} s"))
 
-    misses = beside(server, bad)
+    misses = beside(soak, server, bad)
     return [*misses, *(why for _, why in answers.lost), answers.other_than(400, 413, 415, 422)]
 
 
 def _scans(soak: Soak, server: Server) -> None:
     """Progressive JPEGs of 2 MB with thousands of scans, as many as there are decoders and more."""
     start, picture, answers = time.monotonic(), many_scans(soak.size(2_000_000, 300_000)), Answers()
-    request = http("POST", "/v1/tag", form(picture, labels="cat,dog", deadline_ms="8000"), FORM, server.port)
+    request = http(
+        "POST", "/v1/tag", form(picture, labels="cat,dog", deadline_ms=str(soak.size(8000, 3000))), FORM, server.port
+    )
 
     async def bad() -> None:
         await asyncio.gather(*(timed(server.port, request, answers) for _ in range(4)))
 
-    misses = [*beside(server, bad), answers.other_than(200, 400, 413, 422, 504)]
+    misses = [*beside(soak, server, bad), answers.other_than(200, 400, 413, 422, 504)]
     misses += [f"lost: {why}" for _, why in answers.lost]
-    required = f"answered or refused, others served within {PATIENCE:g} s"
+    required = f"answered or refused, others served within {patience(soak):g} s"
     soak.check("JPEG of many scans", required, misses, cases=4, since=start)
 
 

@@ -36,6 +36,8 @@ def run(soak: Soak) -> None:
         "odd names": trees.names,
         "1,000 deep": trees.deep,
     }
+    if soak.short:
+        del shapes["folders in circles"]
     for name, plant in shapes.items():
         _tree(soak, model, name, plant)
     _server(soak, model)
@@ -108,7 +110,8 @@ def _server(soak: Soak, model: Path) -> None:
         misses = _post(server, work) + server.faults()
         soak.check("mutated, server", f"{ANSWERS}, no traceback", misses, cases=count, since=start)
         soak.check("ready afterwards", "/readyz 200 within 5 s", server.ready_within(5), cases=1, since=start)
-    for name, make in list(bombs().items())[: 1 if soak.short else -1]:  # the last, of scans, has a check of its own
+    # just below this server's 50 million pixels; the last, of scans, has a check of its own
+    for name, make in [] if soak.short else list(bombs(7_000).items())[:-1]:
         start = time.monotonic()
         with Server(model, soak.folder("log") / f"{name}.log") as server:
             misses = _post(server, [make()] * 2) + server.faults() + [server.ready_within(5)]

@@ -7,6 +7,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageCms
@@ -47,7 +48,7 @@ def sound() -> dict[str, tuple[str, bytes]]:
     frames = [noise(seed=i) for i in range(4)]
     icc = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     moving = {"save_all": True, "append_images": frames, "duration": 20}
-    made = {
+    made: dict[str, tuple[str, Image.Image, dict[str, Any]]] = {
         "jpeg": ("JPEG", rgb, {}),
         "jpeg-progressive": ("JPEG", rgb, {"progressive": True}),
         "jpeg-cmyk": ("JPEG", noise("CMYK"), {}),
@@ -100,20 +101,20 @@ def lies() -> dict[str, tuple[str, bytes]]:
     }
 
 
-def bombs() -> dict[str, Callable[[], bytes]]:
-    """Small files that ask for much memory, or for much time."""
+def bombs(side: int = 9_999) -> dict[str, Callable[[], bytes]]:
+    """Small files that ask for much memory or time; those with side² pixels, and some more, pass a limit just above."""
     few, end = chunk(b"IDAT", zlib.compress(b"\x00" * 40)), chunk(b"IEND", b"")
 
     def inflating(kind: bytes) -> bytes:
         return png(8, 8, 8, 0, chunk(kind, b"a\x00\x00" + zlib.compress(b"\x00" * (1 << 26), 9)), few, end)
 
     def flat(mode: str) -> bytes:
-        return encode(Image.new(mode, (9_999, 9_999)), "PNG", compress_level=9)
+        return encode(Image.new(mode, (side, side)), "PNG", compress_level=9)
 
     return {
-        "bomb-header": lambda: png(1, 99_999_999, 8, 0, few),
-        "bomb-header-wide": lambda: png(99_999_999, 1, 16, 0, few),
-        "bomb-header-alpha": lambda: png(9_999, 9_999, 8, 6, few),
+        "bomb-header": lambda: png(1, side * side, 8, 0, few),
+        "bomb-header-wide": lambda: png(side * side, 1, 16, 0, few),
+        "bomb-header-alpha": lambda: png(side, side, 8, 6, few),
         "bomb-too-large": lambda: png(2**31 - 1, 2**31 - 1, 8, 2, few),
         "bomb-text": lambda: inflating(b"zTXt"),
         "bomb-icc": lambda: inflating(b"iCCP"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import textwrap
 import time
@@ -44,6 +45,10 @@ class Soak:
         path = self.work / self.part / name
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def clear(self) -> None:
+        """Remove what the present part wrote; shutil would recurse, and some trees are deep."""
+        subprocess.run(["rm", "-rf", str(self.work / self.part)], check=False)
 
     def check(self, name: str, required: str, misses: Iterable[str] | str, *, cases: int, since: float) -> bool:
         """Note a requirement: met if there are no misses. `since` is on the clock of time.monotonic."""

@@ -39,20 +39,24 @@ class MemoryLog:
 
 
 def run(soak: Soak) -> None:
+    run_load(soak)
+    hostile_http.run(soak, tiny_model(soak.folder("model")))
+
+
+def run_load(soak: Soak) -> None:
     options = ("--queue", str(QUEUE), "--batch-size", str(BATCH))
     # the bundled model: with a tiny one the clients would be what is loaded
     with Server("ramatch-mini", soak.folder("log") / "load.log", *options) as server:
         _overload(soak, server)
         _terminate(soak, server)
-    hostile_http.run(soak, tiny_model(soak.folder("model")))
 
 
 def _overload(soak: Soak, server: Server) -> None:
-    start, seconds = time.monotonic(), soak.size(240, 5)
+    start, seconds = time.monotonic(), soak.size(240, 4)
     requests = tag_requests(server.port, vocabulary="coco80")
     asyncio.run(closed_loop(server.port, requests, 2, 1.0))  # warm
-    alone = asyncio.run(closed_loop(server.port, requests, 1, soak.size(8, 2)))
-    most = soak.size(8, 2)
+    alone = asyncio.run(closed_loop(server.port, requests, 1, soak.size(8, 1)))
+    most = soak.size(8, 1)
     rate = len(asyncio.run(closed_loop(server.port, requests, 16, most)).seconds) / most
     log = MemoryLog(server)
     begun = time.monotonic()
@@ -90,7 +94,7 @@ def _terminate(soak: Soak, server: Server) -> None:
 
     thread = threading.Thread(target=stop)
     thread.start()
-    answers: Answers = asyncio.run(closed_loop(server.port, requests, 8, 4))
+    answers: Answers = asyncio.run(closed_loop(server.port, requests, 8, 3))
     thread.join()
     misses = [answers.other_than(200, 429, 503, 0, -1)]
     lost = [why for sent, why in answers.lost if sent < when[0] - 0.2]

@@ -62,7 +62,7 @@ def _predict(soak: Soak, recognizer: Recognizer, name: str) -> None:
 
 def _encode(soak: Soak, recognizer: Recognizer) -> None:
     """Vocabularies encoded in all threads at once, with templates of their own or without, and used at once."""
-    start, count, rng = time.monotonic(), soak.size(800, 60), random.Random(soak.seed)
+    start, count, rng = time.monotonic(), soak.size(800, 150), random.Random(soak.seed)
     templates = (None, ("a photo of a {}.",), ("the small {}", "the large {}"))
     picture = noise()
     keys = [(v, t) for v in range(len(LISTS)) for t in range(len(templates))]
