@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-out
 
-.PHONY: demo test lint types install clean
+.PHONY: demo test soak lint types install clean
 
 install: $(VENV)/.installed
 
@@ -26,9 +26,12 @@ demo: $(VENV)/.installed  ## tag the bundled photographs with the bundled model 
 test: $(VENV)/.installed-dev lint types  ## linter, type checker, tests
 	$(BIN)/python -m pytest
 
+soak: $(VENV)/.installed-dev  ## faults, load and hostile input, counted: about a quarter of an hour on two cores
+	$(BIN)/python -m soak
+
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks soak
+	$(BIN)/ruff format --check src tests benchmarks soak
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy src/ramatch

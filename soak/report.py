@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TextIO
 
 
+SHOWN = 20  # misses of a requirement that are listed
+
+
 @dataclass(frozen=True)
 class Check:
     """One requirement: `found` says what was seen, above all where it was missed."""
@@ -55,7 +58,7 @@ class Soak:
         found = [misses] if isinstance(misses, str) else list(misses)
         found = [miss for miss in found if miss]
         ok = not found
-        text = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
+        text = "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         check = Check(self.part, name, required, cases, ok, text, round(time.monotonic() - since, 1))
         self.checks.append(check)
         print(row(check), file=self.out, flush=True)
