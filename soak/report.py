@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-
 SHOWN = 20  # misses of a requirement that are listed
 
 

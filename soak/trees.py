@@ -25,17 +25,17 @@ def links(folder: Path) -> int:
 
 
 def loops(folder: Path) -> int:
-    """Folders that link to themselves and to each other, and one that may not be entered."""
+    """Folders that link to themselves and to each other, and one that may not be entered, which must be named."""
     for name in ("a", "b"):
         (folder / name).mkdir()
         (folder / name / f"n00000{'ab'.index(name)}.png").write_bytes(PICTURE)
     (folder / "a" / "up").symlink_to("..")
     (folder / "a" / "b").symlink_to("../b")
     (folder / "b" / "a").symlink_to("../a")
-    (folder / "locked").mkdir()
-    (folder / "locked" / "inside.png").write_bytes(PICTURE)
-    (folder / "locked").chmod(0)
-    return 2
+    (folder / "n000002-locked").mkdir()
+    (folder / "n000002-locked" / "inside.png").write_bytes(PICTURE)
+    (folder / "n000002-locked").chmod(0)
+    return 3
 
 
 def names(folder: Path) -> int:
@@ -78,6 +78,6 @@ def deep(folder: Path, depth: int = 1000) -> int:
 
 def make_removable(folder: Path) -> None:
     """Give back the modes that were taken, so that the folder can be deleted."""
-    for name in ("locked", "n000005-mode.png"):
+    for name in ("n000002-locked", "n000005-mode.png"):
         if (folder / name).exists():
             (folder / name).chmod(0o755)
