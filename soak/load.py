@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
@@ -50,17 +51,17 @@ async def exchange(port: int, request: bytes, limit: float = 60) -> int:
 
     async def ask() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reading = asyncio.create_task(reader.read())  # while it is sent: a refusal may come before the end of a body
         try:
-            try:
+            with contextlib.suppress(ConnectionError):
                 writer.write(request)
                 await writer.drain()
-            except ConnectionError:
-                pass  # refused before it was all sent: the answer may still be there
-            answer = await reader.read()
+            answer = await reading
             if not answer:
                 raise ConnectionResetError("closed without an answer")
             return int(answer.split(b" ", 2)[1])
         finally:
+            reading.cancel()
             writer.close()
 
     return await asyncio.wait_for(ask(), limit)

@@ -47,7 +47,7 @@ def _refused(done: Done) -> list[str]:
 
 
 def _kills(soak: Soak, recipe: Path) -> None:
-    start, root, kills = time.monotonic(), soak.folder("kills"), soak.size(50, 3)
+    start, root, kills = time.monotonic(), soak.folder("kills"), soak.size(50, 2)
     values = {"recipe": str(recipe), "root": str(root), "kills": kills, "seed": soak.seed, "limit": soak.size(300, 30)}
     done = run_process(["-m", "soak.train_worker", json.dumps(values)], limit=soak.size(400, 60))
     runs = [json.loads(line) for line in done.out.splitlines() if line.startswith(b"{")]
@@ -133,7 +133,7 @@ def _two(soak: Soak, home: Path, recipe: Path) -> None:
             end = time.monotonic() + 60
             while not list(out.glob("checkpoints/step-*.pt")) and time.monotonic() < end and first.poll() is None:
                 time.sleep(0.05)
-            second = _train(long, out, *more, limit=20)
+            second = _train(long, out, *more, limit=soak.size(20, 12))
             asked = " ".join(more) or "no --resume"
             misses += [f"second with {asked}: {fault}" for fault in _refused(second)]
             if b"steps on" in second.err:  # what a training says when it begins
