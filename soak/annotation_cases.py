@@ -111,17 +111,17 @@ def parquet(folder: Path, extra: Path | None) -> Path:
     return folder / "train.parquet"
 
 
-def saved(folder: Path, extra: Path | None) -> Path:
-    """As `save_to_disk` of Hugging Face datasets writes it."""
+def write_arrow(path: Path, found: dict[str, list[str]]) -> None:
     import pyarrow
 
-    found = rows(folder, extra)
     columns = pyarrow.table({"path": list(found), "labels": list(found.values())})
-    with (
-        pyarrow.OSFile(str(folder / "data-00000.arrow"), "wb") as file,
-        pyarrow.ipc.new_stream(file, columns.schema) as out,
-    ):
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, columns.schema) as out:
         out.write_table(columns)
+
+
+def saved(folder: Path, extra: Path | None) -> Path:
+    """As `save_to_disk` of Hugging Face datasets writes it."""
+    write_arrow(folder / "data-00000.arrow", rows(folder, extra))
     away = str(extra.with_suffix(".arrow")) if extra is not None else "data-00000.arrow"
     _json(folder / "state.json", {"_data_files": [{"filename": away}, {"filename": "data-00000.arrow"}]})
     _json(folder / "dataset_info.json", {"features": {}})

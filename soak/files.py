@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from soak.annotation_cases import write_arrow
 from soak.file_cases import PICTURE, World
 from soak.process import Done
 from soak.process import run as run_process
@@ -40,8 +41,9 @@ def run(soak: Soak) -> None:
 
 def _world(soak: Soak) -> World:
     secret, home = soak.folder("secret"), soak.folder("world")
-    for name in ("canary.png", "canary.bin", "canary.arrow", "canary.txt"):
+    for name in ("canary.png", "canary.bin", "canary.txt"):
         (secret / name).write_bytes(PICTURE)
+    write_arrow(secret / "canary.arrow", {"beach.png": ["canary"]})
     values = tiny_training(home, epochs=1, checkpoint__every=2)
     recipe = home / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(values), encoding="utf-8")

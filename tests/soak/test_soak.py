@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from soak import files, hostile_http, images, server, solver, threads, training
+from soak.file_cases import Payload
+from soak.pictures import mutated
 from soak.report import Check, Soak
 from soak.worlds import tiny_model
 
@@ -121,3 +124,25 @@ def test_requirement(part: str, name: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_every_requirement_is_tested(part: str) -> None:
     assert set(result(part)) - NOT_TESTED.get(part, set()) == set(CHECKS[part])
+
+
+def test_the_planted_pickle_is_sharp(tmp_path: Path) -> None:
+    content = pickle.dumps({"weight": Payload(tmp_path / "marker")}, protocol=2)
+    pickle.loads(content)
+    assert (tmp_path / "marker").exists()
+
+
+def test_mutations_repeat_with_their_seed() -> None:
+    first, again, other = (list(mutated(60, seed)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_a_miss_is_counted_and_shown(tmp_path: Path) -> None:
+    out = io.StringIO()
+    soak = Soak(tmp_path, out=out, part="x")
+    assert soak.check("one", "holds", [], cases=2, since=0)
+    assert not soak.check("two", "holds", ["", "odd\x1b name"], cases=2, since=0)
+    assert [check.name for check in soak.missed] == ["two"]
+    assert "MISSED" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
