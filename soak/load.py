@@ -51,15 +51,17 @@ async def exchange(port: int, request: bytes, limit: float = 60) -> int:
 
     async def ask() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        reading = asyncio.create_task(reader.read())  # while it is sent: a refusal may come before the end of a body
+        reading = asyncio.create_task(reader.readline())  # a refusal may come while it is sent
         try:
             with contextlib.suppress(ConnectionError):
                 writer.write(request)
                 await writer.drain()
-            answer = await reading
-            if not answer:
+            first = await reading
+            if not first:
                 raise ConnectionResetError("closed without an answer")
-            return int(answer.split(b" ", 2)[1])
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            return int(first.split(b" ", 2)[1])
         finally:
             reading.cancel()
             writer.close()
