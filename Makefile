@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-out
-SOURCES := src tests benchmarks scripts
+SOURCES := src tests benchmarks scripts soak
 
-.PHONY: install demo test lint types docs tables bench clean
+.PHONY: install demo test soak lint types docs tables bench clean
 
 install: $(VENV)/.installed
 
@@ -27,6 +27,9 @@ demo: $(VENV)/.installed  ## tag the bundled photographs with the bundled model 
 
 test: $(VENV)/.installed-dev lint types  ## linter, type checker, tests
 	$(BIN)/python -m pytest
+
+soak: $(VENV)/.installed-dev  ## faults, load and hostile input, counted: about a quarter of an hour on two cores
+	$(BIN)/python -m soak
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
