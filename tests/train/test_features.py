@@ -129,7 +129,7 @@ def test_a_cache_is_made_anew_when_what_shaped_it_changes(monkeypatch: pytest.Mo
 
 
 def test_taps_keep_their_order_beyond_ten_layers():
-    from ramatch.modeling.towers import TowerConfig
+    from ramatch.modeling.backbone import TowerConfig
 
     from ramatch.modeling.backbone import Backbone
     from ramatch.modeling.preprocess import Preprocess
