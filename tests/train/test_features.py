@@ -129,15 +129,13 @@ def test_a_cache_is_made_anew_when_what_shaped_it_changes(monkeypatch: pytest.Mo
 
 
 def test_taps_keep_their_order_beyond_ten_layers():
-    from ramatch.modeling.backbone import TowerConfig
-
-    from ramatch.modeling.backbone import Backbone
+    from ramatch.modeling.backbone import Backbone, TowerConfig
     from ramatch.modeling.preprocess import Preprocess
 
     vision = TowerConfig(16, 12, 2, 16, patch=8, image=16, stem_norm=True)
     ram = RAM(Backbone(vision, None, 8, Preprocess((16, 16))), preset("ramatch", adapted_layers=12, visual_prompts=0))
     pixels = pictures(2, 16, 16)
-    taps = ram.trunk(ram.preprocess.normalize(pixels)).taps
+    taps = ram.region_set.stem(ram.backbone, ram.preprocess.normalize(pixels)).taps
     kept = keep(ram, pixels).streams.taps
     assert len(kept) == 12
     for ours, theirs in zip(kept, taps, strict=True):
