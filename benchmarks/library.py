@@ -142,7 +142,11 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=100_000, help="of the synthetic library; 0: leave it out")
     parser.add_argument("--labels", type=int, default=1000)
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+    }
     with tempfile.TemporaryDirectory() as folder:
         if arguments.data:
             found["fidelity"] = fidelity(arguments.data, arguments.model, arguments.images, Path(folder))

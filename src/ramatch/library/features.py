@@ -89,6 +89,7 @@ def probe(recognizer: Recognizer) -> np.ndarray:
     return found / np.linalg.norm(found)
 
 
+@torch.inference_mode()
 def probabilities(
     recognizer: Recognizer, image: Tensor, best: Tensor, names: Sequence[str], *, independent: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -99,8 +100,9 @@ def probabilities(
     if recognizer.calibrator is not None:
         found = recognizer.calibrator(torch.stack([image, best, best], dim=-1), names).numpy()
         return found, found
+    image, best = image.to(recognizer.device), best.to(recognizer.device)
     ram, output = recognizer.ram, SimpleNamespace(image=image, region=best, best=best)
     if not independent:
-        return ram.score(output, "softmax").numpy(), ram.score(output).numpy()
-    score = ram.score(output, "cosine")
+        return ram.score(output, "softmax").cpu().numpy(), ram.score(output).cpu().numpy()
+    score = ram.score(output, "cosine").cpu()
     return torch.sigmoid((score - score.mean(0)) / score.std(0, correction=0).clamp(min=1e-6)).numpy(), score.numpy()

@@ -145,6 +145,7 @@ class Library:
             old.remove()
             self._view = None
             self.database.execute("VACUUM")
+            self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return dead
 
     def verify(self) -> list[str]:

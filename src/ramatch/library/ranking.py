@@ -70,8 +70,9 @@ def rank(
         best = torch.cat([found for _, found in Labels(directions).best(view.arrays, rows)])
         each, _ = probabilities(recognizer, image[:, :count], best, query.labels, independent=True)
     total = each[:, :split].prod(1) * (1 - each[:, split:]).prod(1)
-    similarity = image[:, count].numpy() if like is not None else None
-    if similarity is not None:
-        total = total * similarity.clip(0, 1)
+    similarity = None
+    if like is not None:
+        similarity = image[:, count].numpy().clip(-1, 1)  # rounding to 8 bits may go beyond
+        total = total * similarity.clip(min=0)
     order = np.argsort(-total, kind="stable")
     return Ranking(rows, total, each, similarity).take(order)
