@@ -1,8 +1,8 @@
 """The photo library beside its bars: `python -m benchmarks.library [--data DATA/test_gzsl.json]` prints JSON.
 
-Fidelity, bytes and indexing are measured on annotated images; the rates on a library of random vectors, since speed does not depend on
-what the numbers are. Bars: 0.99 of the mAP of tagging afresh, 20 KB a photo, 60 s for 100,000 photos × 1,000 labels on two
-cores, 200 ms for a search over 100,000 photos.
+Fidelity, bytes and indexing are measured on annotated images; the rates on a library of random vectors, since speed
+does not depend on what the numbers are. Bars: 0.99 of the mAP of tagging afresh, 20 KB a photo, 60 s for 100,000 photos
+× 1,000 labels on two cores, 200 ms for a search over 100,000 photos.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def fidelity(data: str, model: str, images: int | None, folder: Path) -> dict[st
     }
 
 
-def _recall(library: Library, recognizer: Recognizer, labels: list[str]) -> float:
+def _recall(library: Library, recognizer: Recognizer, labels: Sequence[str]) -> float:
     """Share of the 20 best that are among the candidates, at the share of photos that are candidates in 100,000."""
     view = library.snapshot(recognizer)
     count = max(20, len(view.rows) * CANDIDATES // 100_000)
@@ -94,7 +95,7 @@ def rates(model: str, photos: int, labels: int, folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     answers = sum(1 for _ in library.tag(words, recognizer))
     seconds = time.perf_counter() - start
-    found = {query: _median(lambda query=query: library.search(query, recognizer)) for query in QUERIES}
+    found = {query: _median(partial(library.search, query, recognizer)) for query in QUERIES}
     whole = _median(lambda: library.search("dog beach", recognizer, top=None, threshold=0.9), 3)
     return {
         "photos": answers,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-for room in ("modeling", "cli", "library"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / room))
+sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import put_photos
 from tiny_models import tiny_ram

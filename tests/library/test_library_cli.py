@@ -117,7 +117,7 @@ def test_errors_are_one_line(call, indexed: Path, monkeypatch: pytest.MonkeyPatc
     assert message in err
 
 
-def test_folder_without_images_leaves_nothing_behind(call, tmp_path: Path) -> None:
+def test_folder_without_images(call, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     code, _, err = call("index", tmp_path / "notes")
     assert code == 2

@@ -150,7 +150,7 @@ def test_products_of_bytes_are_close_to_those_of_floats(integers: bool) -> None:
     image, regions, labels = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (image, regions, labels))
     arrays, encoded = quantize(image, regions), Labels(torch.from_numpy(labels))
     encoded.integers = integers
-    rows = np.array([0, 1, 2, 40, 41, 69] + list(range(3, 39)))
+    rows = np.array([0, 1, 2, 40, 41, 69, *range(3, 39)])
     assert np.abs(encoded.image(arrays, rows).numpy() - (image @ labels.T)[rows]).max() < 0.01
     blocks = list(encoded.best(arrays, rows))
     assert np.concatenate([block for block, _ in blocks]).tolist() == rows.tolist()

@@ -26,8 +26,8 @@ def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "index",
         help="index a folder of photos, so that it can be searched",
-        description="Bring the index of a folder up to date: only new and changed photos are looked at. It may be stopped at "
-        "any moment and goes on from there. Unreadable files are named at the end; the exit code is then 1.",
+        description="Bring the index of a folder up to date: only new and changed photos are looked at. It may be "
+        "stopped at any moment and goes on from there. Unreadable files are named; the exit code is then 1.",
     )
     parser.add_argument("folder", metavar="DIR")
     _add_library(parser)
@@ -44,8 +44,8 @@ def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "search",
         help="find photos in an indexed folder",
-        description='Words that shall all be there: "dog beach". A minus before a word: it shall not. Several arguments, or '
-        "commas between them, are labels of several words: hot dog, beach.",
+        description='Words that shall all be there: "dog beach". A minus before a word: it shall not. Several '
+        "arguments, or commas between them, are labels of several words: hot dog, beach.",
     )
     parser.add_argument("query", nargs="*", metavar="WORDS")
     parser.add_argument(

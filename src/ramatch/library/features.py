@@ -1,9 +1,9 @@
 """What a library keeps of a photo and how labels are scored on it: the one file of this room that touches the model.
 
-Kept are the global feature and the regions that win. Regions depend on the vocabulary only through TSS; here it looks at the
-model's own background, which every vocabulary is matched with anyway. A score needs each label's best region, so those
-regions are kept that win for the labels of a bank, an everyday vocabulary. The transport plan is left out: on images kept
-aside it mattered less than the choice of regions (docs/library.md).
+Kept are the global feature and the regions that win. Regions depend on the vocabulary only through TSS; here it looks
+at the model's own background, which every vocabulary is matched with anyway. A score needs each label's best region, so
+those regions are kept that win for the labels of a bank, an everyday vocabulary. The transport plan is left out: on
+images kept aside it mattered less than the choice of regions (docs/library.md).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def bank_names(recognizer: Recognizer) -> list[str]:
 
 @torch.inference_mode()
 def label_directions(recognizer: Recognizer, names: Sequence[str]) -> Tensor:
-    """(N, D): the product of a row and a feature is their similarity. The background has no part in it, so it is not encoded
-    along: a search shall not wait for 150 labels that nobody asked for."""
+    """(N, D): the product of a row and a feature is their similarity. The background has no part in it and is not
+    encoded along: a search shall not wait for 150 labels that nobody asked for."""
     raw = F.normalize(recognizer.ram.label_set(recognizer.ram.backbone, tuple(names)).float(), dim=-1)
     return raw[0] - raw[1] if raw.ndim == 3 else raw
 
@@ -77,8 +77,8 @@ def winners(sim: Tensor, count: int) -> Tensor:
 
 
 def probe(recognizer: Recognizer) -> np.ndarray:
-    """What a model makes of a fixed pattern and a few labels. Models whose probes agree give comparable features, whatever
-    their number format, their device or the order of their weights."""
+    """What a model makes of a fixed pattern and a few labels. Models whose probes agree give comparable features,
+    whatever their number format, their device or the order of their weights."""
     height, width = recognizer.ram.preprocess.size
     y, x = torch.meshgrid(torch.linspace(0, 6, height), torch.linspace(0, 8, width), indexing="ij")
     pattern = torch.stack([torch.sin(x + y), torch.cos(x * y / 4), torch.sin(x - 2 * y)]) * 127 + 128
@@ -93,9 +93,9 @@ def probe(recognizer: Recognizer) -> np.ndarray:
 def probabilities(
     recognizer: Recognizer, image: Tensor, best: Tensor, names: Sequence[str], *, independent: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities and scores (B, N) as `Recognizer.predict` has them, from cosines (B, N) with image and best region.
+    """Probabilities and scores (B, N) as `Recognizer.predict` has them; from cosines (B, N) with image and best region.
 
-    `independent`: each label by itself also where the model is not calibrated; it then says how far an image stands out.
+    `independent`: each label by itself also without calibration; it then says how far an image stands out.
     """
     if recognizer.calibrator is not None:
         found = recognizer.calibrator(torch.stack([image, best, best], dim=-1), names).numpy()

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ ORPHAN = "NOT IN (SELECT photo FROM files WHERE photo IS NOT NULL)"  # a photo t
 
 @dataclass(frozen=True)
 class Hit:
-    """A file that a search found. probability: of the whole query; labels: of each by itself; similarity: to the photo of
-    `like`; date: when it was taken, else of the file, in seconds since 1970."""
+    """A file that a search found. probability: of the whole query; labels: of each by itself; similarity: to the photo
+    of `like`; date: when it was taken, else of the file, in seconds since 1970."""
 
     path: Path
     probability: float
@@ -199,22 +200,19 @@ class Library:
         if not query.labels and like is None:
             raise RamatchError("nothing to search for: give words, or a photo to compare with (--like)")
         view, photo = self.snapshot(recognizer), None if like is None else load_image(like)
-        ranking = rank(view, query, recognizer, like=photo, room=None if top is None else max(CANDIDATES, 4 * top))
-        if threshold is not None:
-            ranking = ranking.take(ranking.probability >= threshold)
-        hits = self._hits(ranking.take(slice(top)), query.labels)[:top]  # copies of one photo are a hit each
-        return sorted(hits, key=SORTS[sort])
+        room = None if top is None else max(CANDIDATES, 4 * top)
+        ranking = rank(view, query, recognizer, like=photo, room=room, threshold=threshold or 0.0)
+        return sorted(islice(self._hits(ranking, query.labels), top), key=SORTS[sort])
 
-    def _hits(self, ranking: Ranking, names: tuple[str, ...]) -> list[Hit]:
+    def _hits(self, ranking: Ranking, names: tuple[str, ...]) -> Iterator[Hit]:
+        """Copies of one photo are a hit each."""
         columns = "path, COALESCE(taken, mtime / 1e9), size, width, height, photos.id"
         select = f"SELECT {columns} FROM photos JOIN files ON photo = photos.id WHERE row = ? ORDER BY path"
-        hits = []
         for i, row in enumerate(ranking.rows.tolist()):
             labels = dict(zip(names, ranking.each[i].tolist(), strict=True))
             similarity = None if ranking.similarity is None else float(ranking.similarity[i])
             for path, *rest in self.database.execute(select, (row,)):
-                hits.append(Hit(self._path(path), float(ranking.probability[i]), labels, similarity, *rest))
-        return hits
+                yield Hit(self._path(path), float(ranking.probability[i]), labels, similarity, *rest)
 
     def thumbnail(self, photo: int) -> bytes:
         """A small WebP picture of a hit's photo."""
@@ -250,9 +248,14 @@ class Library:
             self._check(recognizer)
         version = self.database.execute("PRAGMA data_version").fetchone()[0]
         if self._view is None or self._view.version != version:
-            with transaction(self.database, write=False):
-                alive = "SELECT row FROM photos WHERE id IN (SELECT photo FROM files) ORDER BY row"
-                rows = np.array([row for (row,) in self.database.execute(alive)], dtype=np.int64)
-                arrays = self.vectors().open(int(rows[-1]) + 1 if len(rows) else 0)
-            self._view = View(version, rows, arrays)
+            try:
+                self._view = self._read(version)
+            except FileNotFoundError:  # compacted at this very moment: the next look finds the new files
+                self._view = self._read(version)
         return self._view
+
+    def _read(self, version: int) -> View:
+        with transaction(self.database, write=False):
+            alive = "SELECT row FROM photos WHERE id IN (SELECT photo FROM files) ORDER BY row"
+            rows = np.array([row for (row,) in self.database.execute(alive)], dtype=np.int64)
+            return View(version, rows, self.vectors().open(int(rows[-1]) + 1 if len(rows) else 0))

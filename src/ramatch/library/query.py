@@ -25,8 +25,8 @@ class Query:
 
 
 def parse_query(texts: str | Sequence[str], without: Iterable[str] = ()) -> Query:
-    """One text without commas: every word is a label, quotes hold words together. With commas, or several texts: each part
-    is one label. A minus before a label (or `without`) asks for photos that lack it. Upper and lower case are the same."""
+    """One text without commas: every word is a label, quotes hold words together. With commas, or several texts: each
+    part is one label. A minus before a label (or `without`) asks for photos that lack it. Case does not matter."""
     texts = [texts] if isinstance(texts, str) else list(texts)
     for text in texts:
         if text.count('"') % 2:

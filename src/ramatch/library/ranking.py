@@ -32,9 +32,6 @@ class Ranking(NamedTuple):
     each: np.ndarray
     similarity: np.ndarray | None
 
-    def take(self, which: np.ndarray | slice) -> Ranking:
-        return Ranking(*(None if part is None else part[which] for part in self))  # type: ignore[arg-type]
-
 
 def rank(
     view: View,
@@ -43,6 +40,7 @@ def rank(
     *,
     like: Image.Image | None = None,
     room: int | None = CANDIDATES,
+    threshold: float = 0.0,
 ) -> Ranking:
     """All labels that are wanted and none of the others, as independent events; times the cosine with the photo `like`.
 
@@ -74,5 +72,5 @@ def rank(
     if like is not None:
         similarity = image[:, count].numpy().clip(-1, 1)  # rounding to 8 bits may go beyond
         total = total * similarity.clip(min=0)
-    order = np.argsort(-total, kind="stable")
-    return Ranking(rows, total, each, similarity).take(order)
+    order = np.argsort(-total, kind="stable")[: int((total >= threshold).sum())]
+    return Ranking(rows[order], total[order], each[order], None if similarity is None else similarity[order])

@@ -16,8 +16,8 @@ from ..errors import RamatchError
 
 DATABASE = "library.sqlite"
 FORMAT = 1
-# photos: one for each content; `row` counts into the vectors. files: one for each path, relative to the folder that holds
-# the library, so that both may move together; `error` says why one could not be read.
+# photos: one for each content; `row` counts into the vectors. files: one for each path, relative to the folder that
+# holds the library, so that both may move together; `error` says why one could not be read.
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE photos (id INTEGER PRIMARY KEY, row INTEGER UNIQUE NOT NULL, digest BLOB UNIQUE NOT NULL,
@@ -72,8 +72,8 @@ def transaction(database: sqlite3.Connection, *, write: bool = True) -> Iterator
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Only one process writes, and a full disk is said clearly. The lock is SQLite's on a file of its own, so it ends with
-    its process, however that ends; a note beside it says who holds it."""
+    """Only one process writes, and a full disk is said clearly. The lock is SQLite's on a file of its own, so it ends
+    with its process, however that ends; a note beside it says who holds it."""
     note = folder / "writer.txt"
     lock = sqlite3.connect(folder / "writer.lock", timeout=0, isolation_level=None)
     try:

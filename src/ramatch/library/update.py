@@ -1,4 +1,4 @@
-"""Bring a library in line with a folder: what is new, changed, moved or gone. Each batch is in it or not, never half."""
+"""Bring a library in line with a folder: what is new, changed, moved or gone. A batch is in it whole or not at all."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ THUMBNAIL = 160  # pixels of the longer side
 
 @dataclass(frozen=True)
 class Update:
-    """What an update found. moved: content known from a path that is gone. copies: content known from a path that is still
-    there, or that went earlier. encoded: images that went through the model. failed: (path, reason), also of earlier updates."""
+    """What an update found. moved: content known from a path that is gone. copies: content known from a path that is
+    still there, or that went earlier. encoded: seen by the model. failed: (path, reason), also of earlier updates."""
 
     new: int
     changed: int
@@ -45,16 +45,11 @@ class Update:
     failed: list[tuple[str, str]]
 
 
-class Decoded(NamedTuple):
-    """What is kept of an image beside its features: thumbnail, width, height, time it was taken."""
-
-    pixels: Tensor
-    webp: bytes
-    about: tuple[int, int, float | None]
+Decoded = tuple[Tensor, bytes, tuple[int, int, float | None]]  # pixels; thumbnail; width, height, time it was taken
 
 
 class Entry(NamedTuple):
-    """A file as it was read. digest: hash of its content; decoded: unless the library knows that; error: why it failed."""
+    """A file as it was read. digest: of its content; decoded: unless the library knows that; error: why it failed."""
 
     key: bytes
     size: int
@@ -121,7 +116,7 @@ class Updater:
             about, pixels = (*picture.size, _taken(content)), self.resize(picture)
             picture.thumbnail((THUMBNAIL, THUMBNAIL))
             picture.save(buffer := io.BytesIO(), "WEBP", quality=50)
-            return entry._replace(decoded=Decoded(pixels, buffer.getvalue(), about))
+            return entry._replace(decoded=(pixels, buffer.getvalue(), about))
         except (RamatchError, OSError) as error:
             return entry._replace(
                 error=getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
@@ -132,14 +127,14 @@ class Updater:
         fresh = {e.digest: e.decoded for e in batch if e.decoded is not None and e.digest not in self.photos}
         added, counts, gone = dict[bytes, int](), Counter(encoded=len(fresh)), dict(self.gone)
         if fresh:
-            arrays = quantize(*self.encoder(torch.stack([found.pixels for found in fresh.values()])))
+            arrays = quantize(*self.encoder(torch.stack([pixels for pixels, _, _ in fresh.values()])))
             self.vectors.append(self.rows, arrays)
         with transaction(self.database):
-            for i, (digest, found) in enumerate(fresh.items()):
-                values = (self.rows + i, digest, checksum(arrays, i), *found.about)
+            for i, (digest, (_, webp, about)) in enumerate(fresh.items()):
+                values = (self.rows + i, digest, checksum(arrays, i), *about)
                 insert = "INSERT INTO photos (row, digest, crc, width, height, taken) VALUES (?, ?, ?, ?, ?, ?)"
                 added[digest] = self.database.execute(insert, values).lastrowid or 0
-                self.database.execute("INSERT INTO thumbnails VALUES (?, ?)", (added[digest], found.webp))
+                self.database.execute("INSERT INTO thumbnails VALUES (?, ?)", (added[digest], webp))
             origins = {photo: key for key, photo in gone.items() if photo}
             for e in batch:
                 photo = None if e.error else self.photos.get(e.digest) or added[e.digest]

@@ -1,7 +1,7 @@
 """Vectors of a library: int8, in append-only files that are mapped into memory.
 
-A row holds a photo's global feature (D), its kept regions (K, D), and a scale for each of the two. The database says how many
-rows count; what lies behind them was being written when somebody pulled the plug, and is overwritten.
+A row holds a photo's global feature (D), its kept regions (K, D), and a scale for each of the two. The database says
+how many rows count; what lies behind them was being written when somebody pulled the plug, and is overwritten.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 32  # photos at once: their products with 1,000 labels stay in the processor's cache
+PRODUCTS = 1 << 20  # of regions and labels at once: they stay in the processor's cache
 Arrays = dict[str, np.ndarray]
 
 
@@ -54,7 +54,7 @@ class Vectors:
 
 
 def quantize(image: np.ndarray, regions: np.ndarray) -> Arrays:
-    """Features (B, D), (B, K, D) → int8 and scales. A photo's regions share one, so that the best is found in integers."""
+    """Features (B, D), (B, K, D) → int8 and scales. A photo's regions share one: the best is found in integers."""
     scales = np.stack([np.abs(image).max(-1), np.abs(regions).max((-1, -2))], axis=1) / 127
     scales = np.maximum(scales, 1e-12).astype(np.float32)
     image, regions = np.rint(image / scales[:, :1]), np.rint(regions / scales[:, 1:, None])
@@ -72,12 +72,13 @@ class Labels:
         directions = directions.float().cpu()
         self.scale = directions.abs().amax(1).clamp(min=1e-12) / 127
         self.whole = (directions / self.scale[:, None]).round()
+        self.bytes = self.whole.char()
         self.integers = torch.cpu._is_vnni_supported()  # without such instructions integer products are slow
 
     def products(self, rows: np.ndarray) -> Tensor:
         """(R, D) int8 → (R, N), to be multiplied by the scales of row and label."""
         matrix = torch.from_numpy(rows)
-        return torch._int_mm(matrix, self.whole.char().T) if self.integers else matrix.float() @ self.whole.T
+        return torch._int_mm(matrix, self.bytes.T) if self.integers else matrix.float() @ self.whole.T
 
     def image(self, arrays: Arrays, rows: np.ndarray | slice) -> Tensor:
         """Cosines (R, N) of global features."""
@@ -87,7 +88,8 @@ class Labels:
     def best(self, arrays: Arrays, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Blocks of rows, and the cosines (R, N) of each label's best region."""
         kept, dim = arrays["regions"].shape[1:]
-        for block in np.split(rows, range(BLOCK, len(rows), BLOCK)):
+        size = min(max(PRODUCTS // (kept * len(self.scale)), 16), 512)
+        for block in np.split(rows, range(size, len(rows), size)):
             adjacent = block[-1] - block[0] + 1 == len(block)  # then nothing is copied
             regions = arrays["regions"][slice(block[0], block[-1] + 1) if adjacent else block]
             found = self.products(regions.reshape(-1, dim)).unflatten(0, (-1, kept)).amax(1)
