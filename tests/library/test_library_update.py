@@ -24,7 +24,8 @@ from ramatch.errors import RamatchError
 from ramatch.library import Library, Update
 from ramatch.recognizer import Recognizer
 
-NOTHING = dict(new=0, changed=0, moved=0, copies=0, unchanged=0, deleted=0, encoded=0, hidden_folders=1, failed=[])
+ZEROS = dict.fromkeys(("new", "changed", "moved", "copies", "unchanged", "deleted", "encoded"), 0)
+NOTHING = ZEROS | {"hidden_folders": 1, "failed": []}
 
 
 @pytest.fixture
@@ -128,6 +129,13 @@ def test_whole_folder_may_move_with_its_library(photos: Path, recognizer: Recogn
         assert all(hit.path.is_file() for hit in library.search("dog", recognizer))
 
 
+def test_library_inside_the_folder(photos: Path, recognizer: Recognizer) -> None:
+    library = Library.open(photos / "more" / "index", create=True)
+    assert library.update(photos, recognizer).new == 8
+    (photos / "more" / "a.png").unlink()
+    assert library.update(photos, recognizer).deleted == 1
+
+
 def test_library_elsewhere_with_two_folders(tmp_path: Path, photos: Path, recognizer: Recognizer) -> None:
     put_photos(tmp_path / "other", *(f"{i}.png" for i in range(9)))
     library = Library.open(tmp_path / "index", create=True)
@@ -171,6 +179,12 @@ def test_errors_say_what_to_do(tmp_path: Path, photos: Path, recognizer: Recogni
     (tmp_path / "empty").mkdir()
     with pytest.raises(RamatchError, match=r"no images in .*empty"):
         library.update(tmp_path / "empty", recognizer)
+    library.update(photos / "more", recognizer)
+    for path in (photos / "more").iterdir():
+        path.rename(tmp_path / path.name)
+    with pytest.raises(RamatchError, match=r"no images in .*more"):
+        library.update(photos / "more", recognizer)
+    assert len(content(library)) == 2
     with pytest.raises(RamatchError, match="not a folder"):
         library.update(tmp_path / "nowhere", recognizer)
     with pytest.raises(RamatchError, match="not a photo library"):
@@ -275,14 +289,22 @@ def test_damaged_features_are_found_and_encoded_anew(library: Library, photos: P
 
 
 INDEX = """
-import sys
-sys.path[:0] = sys.argv[3:]
+import os, signal, sys
+sys.path[:0] = sys.argv[4:]
 import torch
 from tiny_models import tiny_ram
 from ramatch.library import Library
 from ramatch.recognizer import Recognizer
 torch.manual_seed(0)
 recognizer = Recognizer(tiny_ram(), cache=0)
+left, fsync = int(sys.argv[3]), os.fsync
+def count(file):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(file)
+os.fsync = count
 print("ready", flush=True)
 Library.open(sys.argv[1], create=True).update(sys.argv[2], recognizer, batch_size=2)
 """
@@ -296,24 +318,21 @@ def test_kill_at_any_moment_leaves_a_whole_library(tmp_path: Path, recognizer: R
     seconds, wanted, scores = time.perf_counter() - start, content(whole), answers(whole, recognizer)
     random.seed(0)
     sizes = [0]
-    for _ in range(4):
-        command = [sys.executable, "-c", INDEX, str(tmp_path / "killed"), str(tmp_path / "photos"), *sys.path]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(random.uniform(0.1, 0.6) * seconds)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        if not (tmp_path / "killed" / "library.sqlite").is_file():
-            continue
+    for syncs in (1, 5, 12, 0):  # each batch syncs three files: killed between them, and once at any moment
+        command = [sys.executable, "-c", INDEX, tmp_path / "killed", tmp_path / "photos", str(syncs), *sys.path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            if not syncs:
+                time.sleep(random.uniform(0.1, 0.6) * seconds)
+                process.send_signal(signal.SIGKILL)
         with Library.open(tmp_path / "killed", create=True) as library:
             found = content(library)
-            if found:
-                agree(answers(library, recognizer), scores)
+            agree(answers(library, recognizer), scores)
         assert found == {name: wanted[name] for name in found}
-        assert len(found) >= sizes[-1]
         sizes.append(len(found))
+    assert sizes[:4] == [0, 0, 2, 8]
+    assert sizes[4] >= 8
     with Library.open(tmp_path / "killed", create=True) as library:
         library.update(tmp_path / "photos", recognizer, batch_size=2)
         assert content(library) == wanted

@@ -75,12 +75,10 @@ class Updater:
         from tqdm import tqdm  # comes with transformers
 
         paths, hidden = find_files(folder, skip)
-        inside = os.path.join(os.path.relpath(folder, self.base), "").removeprefix(f".{os.sep}")
         seen = {self.key(path): path for path in paths}
-        gone = [key for key in self.known if key not in seen and key.startswith(os.fsencode(inside))]
-        self.gone = {key: self.known[key][2] for key in gone if inside or not key.startswith(b"..")}
-        if not seen and not self.gone:
+        if not seen:  # also where there were some: rather a drive that is not mounted than an order to forget them all
             raise RamatchError(f"no images in {folder} ({hidden} hidden folders were not looked into)")
+        self.gone = {k: v[2] for k, v in self.known.items() if k not in seen and self.is_inside(k, folder)}
         work = [path for key, path in seen.items() if self.known.get(key, ())[:2] != _stamp(path)]
         with tqdm(total=len(work), unit="img", disable=not progress, leave=False) as bar:
             entries = _ahead(self.read, work, 2 * batch_size)
@@ -102,6 +100,9 @@ class Updater:
 
     def key(self, path: str) -> bytes:
         return os.fsencode(os.path.relpath(path, self.base))
+
+    def is_inside(self, key: bytes, folder: Path) -> bool:
+        return Path(os.path.normpath(self.base / os.fsdecode(key))).is_relative_to(folder)
 
     def read(self, path: str) -> Entry:
         """Runs in a thread of its own."""

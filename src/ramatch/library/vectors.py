@@ -89,7 +89,8 @@ class Labels:
         """Blocks of rows, and the cosines (R, N) of each label's best region."""
         kept, dim = arrays["regions"].shape[1:]
         size = min(max(PRODUCTS // (kept * len(self.scale)), 16), 512)
-        for block in np.split(rows, range(size, len(rows), size)):
+        for start in range(0, len(rows), size):
+            block = rows[start : start + size]
             adjacent = block[-1] - block[0] + 1 == len(block)  # then nothing is copied
             regions = arrays["regions"][slice(block[0], block[-1] + 1) if adjacent else block]
             found = self.products(regions.reshape(-1, dim)).unflatten(0, (-1, kept)).amax(1)
