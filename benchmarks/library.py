@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def rates(model: str, photos: int, labels: int, folder: Path) -> dict[str, Any]:
     answers = sum(1 for _ in library.tag(words, recognizer))
     seconds = time.perf_counter() - start
     found = {query: _median(partial(library.search, query, recognizer)) for query in QUERIES}
+    fresh = count()
+    encode = _median(lambda: label_directions(recognizer, [f"word {next(fresh)}", f"thing {next(fresh)} more"]))
     whole = _median(lambda: library.search("dog beach", recognizer, top=None, threshold=0.9), 3)
     return {
         "photos": answers,
@@ -103,6 +106,7 @@ def rates(model: str, photos: int, labels: int, folder: Path) -> dict[str, Any]:
         "tag_seconds": round(seconds, 1),
         "search_ms": {query: round(1000 * value, 1) for query, value in found.items()},
         "search_all_with_threshold_ms": round(1000 * whole, 1),
+        "two_words_never_asked_before_ms": round(1000 * encode, 1),
     }
 
 
@@ -123,11 +127,11 @@ def synthetic(path: Path, recognizer: Recognizer, photos: int) -> Library:
     shapes = {name: shape for name, _, shape in vectors.parts.values()}
     with transaction(library.database):
         for start in range(0, photos, 2000):
-            count = min(2000, photos - start)
-            image, regions = (generator.standard_normal((count, *shapes[n]), np.float32) for n in ("image", "regions"))
+            size = min(2000, photos - start)
+            image, regions = (generator.standard_normal((size, *shapes[n]), np.float32) for n in ("image", "regions"))
             unit = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (image, regions)]
             vectors.append(start, quantize(*unit))
-            for i in range(start, start + count):
+            for i in range(start, start + size):
                 row = (i, i, i.to_bytes(16, "big"), 0, 640, 480, None)
                 library.database.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                 file = (f"photos/{i:06d}.jpg".encode(), i, 1000, 0, None)
