@@ -1,0 +1,195 @@
+"""Bring a library in line with a folder: what is new, changed, moved or gone. A batch is in it whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import sqlite3
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..data.images import is_image_name, load_image, natural_key
+from ..errors import RamatchError
+from .features import Encoder
+from .store import transaction
+from .vectors import Vectors, checksum, quantize
+
+THUMBNAIL = 160  # pixels of the longer side
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update found. moved: content known from a path that is gone. copies: content known from a path that is
+    still there, or that went earlier. encoded: seen by the model. failed: (path, reason), also of earlier updates."""
+
+    new: int
+    changed: int
+    moved: int
+    copies: int
+    unchanged: int
+    deleted: int
+    encoded: int
+    hidden_folders: int
+    failed: list[tuple[str, str]]
+
+
+Decoded = tuple[Tensor, bytes, tuple[int, int, float | None]]  # pixels; thumbnail; width, height, time it was taken
+
+
+class Entry(NamedTuple):
+    """A file as it was read. digest: of its content; decoded: unless the library knows that; error: why it failed."""
+
+    key: bytes
+    size: int
+    mtime: int
+    digest: bytes = b""
+    decoded: Decoded | None = None
+    error: str | None = None
+
+
+class Updater:
+    """One update. `base`: the folder that paths in the database are relative to."""
+
+    def __init__(self, database: sqlite3.Connection, vectors: Vectors, encoder: Encoder, base: Path) -> None:
+        self.database, self.vectors, self.encoder, self.base = database, vectors, encoder, base
+        self.resize = encoder.recognizer.ram.preprocess.resize
+        self.photos: dict[bytes, int] = dict(database.execute("SELECT digest, id FROM photos"))
+        self.rows = database.execute("SELECT COALESCE(MAX(row) + 1, 0) FROM photos").fetchone()[0]
+        self.known = {path: rest for path, *rest in database.execute("SELECT path, size, mtime, photo FROM files")}
+        self.gone: dict[bytes, int | None] = {}  # path → photo of what was there and is not
+        self.counts: Counter[str] = Counter()
+
+    def run(self, folder: Path, skip: Path, *, batch_size: int, progress: bool) -> Update:
+        from tqdm import tqdm  # comes with transformers
+
+        paths, hidden = find_files(folder, skip)
+        seen = {self.key(path): path for path in paths}
+        if not seen:  # also where there were some: rather a drive that is not mounted than an order to forget them all
+            raise RamatchError(f"no images in {folder} ({hidden} hidden folders were not looked into)")
+        self.gone = {k: v[2] for k, v in self.known.items() if k not in seen and self.is_inside(k, folder)}
+        work = [path for key, path in seen.items() if self.known.get(key, ())[:2] != _stamp(path)]
+        with tqdm(total=len(work), unit="img", disable=not progress, leave=False) as bar:
+            entries = _ahead(self.read, work, 2 * batch_size)
+            while batch := list(islice(entries, batch_size)):
+                self.commit(batch)
+                bar.update(len(batch))
+        with transaction(self.database):
+            self.database.executemany("DELETE FROM files WHERE path = ?", [(key,) for key in self.gone])
+        self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log's room is given back, unless somebody reads
+        rows = self.database.execute("SELECT path, error FROM files WHERE error IS NOT NULL ORDER BY path").fetchall()
+        kinds = {kind: self.counts[kind] for kind in ("new", "changed", "moved", "copies", "encoded")}
+        return Update(
+            **kinds,
+            unchanged=len(seen) - len(work),
+            deleted=len(self.gone),
+            hidden_folders=hidden,
+            failed=[(seen[key], error) for key, error in rows if key in seen],
+        )
+
+    def key(self, path: str) -> bytes:
+        return os.fsencode(os.path.relpath(path, self.base))
+
+    def is_inside(self, key: bytes, folder: Path) -> bool:
+        return Path(os.path.normpath(self.base / os.fsdecode(key))).is_relative_to(folder)
+
+    def read(self, path: str) -> Entry:
+        """Runs in a thread of its own."""
+        entry = Entry(self.key(path), -1, -1)
+        try:
+            size, mtime = _stamp(path)
+            content = Path(path).read_bytes()
+            entry = Entry(entry.key, size, mtime, hashlib.blake2b(content, digest_size=16).digest())
+            if entry.digest in self.photos:
+                return entry
+            picture = load_image(content, name=path)
+            about, pixels = (*picture.size, _taken(content)), self.resize(picture)
+            picture.thumbnail((THUMBNAIL, THUMBNAIL))
+            picture.save(buffer := io.BytesIO(), "WEBP", quality=50)
+            return entry._replace(decoded=(pixels, buffer.getvalue(), about))
+        except (RamatchError, OSError) as error:
+            return entry._replace(
+                error=getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+            )
+
+    def commit(self, batch: list[Entry]) -> None:
+        """Encode what is new, put its vectors on the disk, then all that refers to them into the database at once."""
+        fresh = {e.digest: e.decoded for e in batch if e.decoded is not None and e.digest not in self.photos}
+        added, counts, gone = dict[bytes, int](), Counter(encoded=len(fresh)), dict(self.gone)
+        if fresh:
+            arrays = quantize(*self.encoder(torch.stack([pixels for pixels, _, _ in fresh.values()])))
+            self.vectors.append(self.rows, arrays)
+        with transaction(self.database):
+            for i, (digest, (_, webp, about)) in enumerate(fresh.items()):
+                values = (self.rows + i, digest, checksum(arrays, i), *about)
+                insert = "INSERT INTO photos (row, digest, crc, width, height, taken) VALUES (?, ?, ?, ?, ?, ?)"
+                added[digest] = self.database.execute(insert, values).lastrowid or 0
+                self.database.execute("INSERT INTO thumbnails VALUES (?, ?)", (added[digest], webp))
+            origins = {photo: key for key, photo in gone.items() if photo}
+            for e in batch:
+                photo = None if e.error else self.photos.get(e.digest) or added[e.digest]
+                kind = "changed" if e.key in self.known else "new" if e.digest in fresh else "copies"
+                if kind == "copies" and photo in origins:
+                    kind, old = "moved", origins.pop(photo)
+                    del gone[old]
+                    self.database.execute("DELETE FROM files WHERE path = ?", (old,))
+                counts[kind] += e.error is None
+                row = (e.key, photo, e.size, e.mtime, e.error)
+                self.database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
+        # only now is it true
+        self.photos.update(added)
+        self.gone, self.rows = gone, self.rows + len(fresh)
+        self.counts += counts
+
+
+def find_files(folder: Path, skip: Path) -> tuple[list[str], int]:
+    """Pictures under a folder in natural order, and the number of hidden folders left out."""
+    found, hidden = [], 0
+    for place, folders, names in os.walk(folder):
+        hidden += sum(name.startswith(".") for name in folders)
+        folders[:] = [n for n in folders if not n.startswith(".") and os.path.join(place, n) != str(skip)]
+        found += [os.path.join(place, name) for name in names if is_image_name(name)]
+    return sorted(filter(os.path.isfile, found), key=natural_key), hidden
+
+
+def _stamp(path: str) -> list[int]:
+    """Size and time of a file; the same for both means that it has not changed."""
+    try:
+        stat = os.stat(path)
+    except OSError:  # gone since it was listed; reading it will say so
+        return [-1, -1]
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _taken(content: bytes) -> float | None:
+    """When the camera says that it took this photo, in seconds since 1970."""
+    with contextlib.suppress(Exception):  # EXIF blocks hold any nonsense
+        exif = Image.open(io.BytesIO(content)).getexif()
+        text = exif.get_ifd(0x8769).get(0x9003) or exif[0x0132]
+        return time.mktime(time.strptime(text.strip("\0 "), "%Y:%m:%d %H:%M:%S"))
+    return None
+
+
+def _ahead(call: Callable[[str], Entry], paths: Iterable[str], count: int) -> Iterator[Entry]:
+    """Results in order, while two threads work on the next ones."""
+    waiting, ahead = iter(paths), deque[Future[Entry]]()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        try:
+            ahead.extend(pool.submit(call, path) for path in islice(waiting, count))
+            while ahead:
+                yield ahead.popleft().result()
+                ahead.extend(pool.submit(call, path) for path in islice(waiting, 1))
+        finally:
+            for future in ahead:
+                future.cancel()
