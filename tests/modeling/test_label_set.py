@@ -272,3 +272,17 @@ def test_clean_labels(labels, says):
     with pytest.raises(RamatchError, match=says):
         clean_labels(labels)
     assert clean_labels([" cat ", "Cat"]) == ("cat", "Cat")
+
+
+def test_given_features_are_kept_for_steps_that_learn():
+    """What evaluation looked up is used by the next training step: on the same device, and not an inference tensor."""
+    model = RAM(backbone(), preset("ramatch"))
+    model.backbone.text, names = None, ["cat", "kite"]
+    model.backbone.given_labels = {name: torch.randn(model.backbone.dim) for name in names}
+    with torch.inference_mode():
+        first = model.label_set.frozen(model.backbone, names)
+    again = model.label_set.frozen(model.backbone, names)
+    assert again is first
+    assert not again.is_inference()
+    assert model.label_set.constants()[1][1] is again
+    close(again, torch.stack(list(model.backbone.given_labels.values())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tiny_models import close
 
 import ramatch
 from ramatch.modeling.kernels import ops as _ops
-from ramatch.modeling.kernels.ops import add_norm, label_attention, layer_norm, quick_gelu
+from ramatch.modeling.kernels.ops import add_norm, label_attention, layer_norm, quick_gelu, smooth_max
 
 
 def definition(query, labels):
@@ -65,6 +66,18 @@ def test_quick_gelu() -> None:
     assert torch.autograd.gradcheck(quick_gelu, (x,))
 
 
+def test_smooth_max_lies_between_mean_and_maximum() -> None:
+    cosines = torch.rand(3, 7, 5, dtype=torch.float64, requires_grad=True)
+    for beta in (0.1, 5.0, 20.0):
+        pooled = smooth_max(cosines, beta)
+        assert (pooled <= cosines.amax(1) + 1e-9).all()
+        assert (pooled >= cosines.mean(1) - 1e-9).all()
+        naive = [[math.log(sum(math.exp(beta * v) for v in x) / 7) / beta for x in y.T.tolist()] for y in cosines]
+        close(pooled, torch.tensor(naive, dtype=torch.float64), 1e-9)
+    close(smooth_max(cosines, 1e-6), cosines.mean(1), 1e-6)
+    assert torch.autograd.gradcheck(lambda x: smooth_max(x, 20.0), (cosines,))
+
+
 def test_norms_without_triton() -> None:
     x, y = torch.randn(2, 3, 4, 8, requires_grad=True)
     w, b = torch.randn(2, 8)
@@ -77,6 +90,7 @@ def test_norms_without_triton() -> None:
 
 
 CASES = """
+import math
 import torch
 import torch.nn.functional as F
 from ramatch.modeling.kernels import ops as _ops
@@ -153,6 +167,17 @@ for (b, grid, width), groups in (((2, (3, 4), 24), 1), ((3, (2, 2), 20), 2), ((0
                 continue
             right = (gap <= bound * e.abs().clamp(min=1)).double()
             assert not gap.numel() or right.mean() >= share, (i, dtype, gap.max())
+# pooling of regions
+for shape in ((2, 5, 700), (1, 196, 3), (0, 4, 4)):
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        x = (torch.rand(shape, generator=g) * 2 - 1).to(device, dtype)
+        grad = torch.randn(shape[0], shape[2], generator=g).to(device)
+        mine, wanted = leaves(x, x.double())
+        out, exact = _ops.smooth_max(mine, 20.0), (torch.logsumexp(20 * wanted, 1) - math.log(shape[1])) / 20
+        assert out.dtype == torch.float32
+        out.backward(grad); exact.backward(grad.double())
+        for a, e in ((out, exact), (mine.grad, wanted.grad)):
+            assert ((a.double() - e).abs() <= bound * e.abs().clamp(min=1)).all(), (shape, dtype)
 extreme = torch.tensor([-1e4, -200.0, 200.0, 1e4], device=device, requires_grad=True)
 y = _ops.quick_gelu(extreme)
 y.sum().backward()

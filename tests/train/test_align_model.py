@@ -15,7 +15,7 @@ from ramatch.errors import RamatchError
 from ramatch.evaluation.retrieval import retrieval
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import save_backbone
-from ramatch.train.align import contrast, log_mean_exp
+from ramatch.train.align import contrast
 from ramatch.train.join import join_towers
 
 
@@ -44,19 +44,6 @@ def test_contrast_without_positives_or_negatives():
     assert scores.grad is not None
     assert scores.grad.isfinite().all()
     assert contrast(torch.zeros(3, 0), torch.zeros(3, 0, dtype=torch.bool), torch.zeros(3, 0, dtype=torch.bool)) == 0
-
-
-def test_log_mean_exp_lies_between_mean_and_maximum():
-    x = torch.rand(4, 6, 3, generator=torch.Generator().manual_seed(1)).double() * 2 - 1
-    for beta in (0.5, 20.0):
-        found = log_mean_exp(x, beta, 1)
-        assert found.shape == (4, 3)
-        naive = [[math.log(sum(math.exp(beta * v) for v in x[i, :, j]) / 6) / beta for j in range(3)] for i in range(4)]
-        torch.testing.assert_close(found, torch.tensor(naive, dtype=torch.float64))
-        assert (found >= x.mean(1)).all()
-        assert (found <= x.amax(1)).all()
-    torch.testing.assert_close(log_mean_exp(x, 1e4, 1), x.amax(1), atol=1e-3, rtol=0)
-    torch.testing.assert_close(log_mean_exp(x, 1e-6, 1), x.mean(1), atol=1e-5, rtol=0)
 
 
 def test_joined_towers_equal_those_of_transformers(towers, tmp_path):

@@ -81,21 +81,24 @@ class LabelSet(nn.Module):
 
     def _encode(self, backbone: Backbone, labels: Sequence[str], templates: tuple[str, ...]) -> Tensor:
         if backbone.text is None:
-            return backbone.label_features(labels)
+            return self.frozen(backbone, labels)
         if self.mode in ("coop", "dualcoop"):
             found = torch.stack([self._contextual(backbone, labels, context) for context in self.prompts])
             return found[0] if self.mode == "coop" else found
         return self._features(backbone, labels, templates)
 
     def frozen(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
-        """Features (N, D) of the frozen tower without learned prompts, for the teacher; kept for the next step."""
-        if backbone.text is None:
-            return backbone.label_features(labels)
+        """Features (N, D) of the frozen tower without learned prompts, or the given ones of a vision tower alone; kept
+        on the device for the next step."""
         key, last = (tuple(labels), backbone.device, backbone.dtype), self._teacher
         if last is not None and last[0] == key:
             return last[1]
-        with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
-            features = self._features(backbone, labels, self.config.templates, prompted=False)
+        # kept for training steps too, which cannot use inference tensors
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
+            if backbone.text is None:
+                features = backbone.label_features(labels)
+            else:
+                features = self._features(backbone, labels, self.config.templates, prompted=False)
         self._teacher = (key, features)
         return features
 

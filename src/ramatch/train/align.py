@@ -1,8 +1,10 @@
 """`ramatch align`: one space for a vision tower and a text tower.
 
-Losses, with equal weight: captions against images of the batch (InfoNCE) and mined tags against each other, each on the
-global feature and on the pooled regions; mosaics of four images have tags only. Only the last vision layers, the text
-layers and the two projections learn; what lies below in the vision tower is cached."""
+Losses, with equal weight: captions against images of the batch (InfoNCE) and concepts against each other, each on the
+global feature and on the pooled regions; mosaics of four images have concepts only. A concept is a meaning: words that
+captions say, joined with their synonyms and with what they are a kind of by a lexicon, and each step reads it in another
+of its wordings. A smaller loss keeps all words of the lexicon as near to each other as the text tower had them. Only the
+last vision layers, the text layers and the two projections learn; what lies below in the vision tower is cached."""
 
 from __future__ import annotations
 
@@ -16,20 +18,23 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import RAMConfig
 from ..data import read_captions
 from ..data.augment import mosaics
 from ..data.captions import CaptionRecord
 from ..data.decode import decode_all
+from ..data.lexicon import Concepts, Lexicon, all_words, concepts, phrasings
 from ..data.sampler import ResumableSampler
 from ..data.splits import hold_out
-from ..data.tags import Tags, mine_tags
+from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..evaluation.retrieval import retrieval
 from ..files import new_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_backbone
+from ..modeling.kernels.ops import smooth_max
 from ..modeling.preprocess import Preprocess
 from ..modeling.ram import RegionSet, Streams
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
@@ -43,6 +48,8 @@ from .trainer import Trainer, seed_all
 
 Log = Callable[[dict[str, Any]], None]
 SHARPEST = 200.0  # largest 1 / temperature
+CAPTION_TOKENS, PHRASE_TOKENS = 32, 8  # what is longer is cut: every step has the same shapes
+MEANINGS, NEARNESS = 512, 10.0  # words compared with each other in a step, and how sharply
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,10 @@ class AlignConfig(LoopConfig):
     min_images: Count = 5  # a tag must occur in the captions of this many images
     # tags this close to a positive one (cosine of the untuned text tower) are no negatives
     ignore_above: NotNegative = 0.6
+    # synonyms and parents of tags: the built-in table, a TSV's path, or none: tags as captions say them
+    lexicon: str | None = "built-in"
+    name_share: Share = 0.4  # how often a concept is read by its plain name rather than in other words
+    meaning_weight: NotNegative = 0.5  # of holding the words of the lexicon as near to each other as they were
     mosaics: NotNegative = 0.5  # pictures of four, with the tags of all four, for each image of a batch (0: none)
     views: Count = 4  # of each image: as it is, its mirror, random parts
     crop: Annotated[float, Bound(0, 1, above=True)] = 0.5  # smallest share of the image a part keeps
@@ -81,7 +92,7 @@ class AlignConfig(LoopConfig):
 
 @dataclass
 class AlignResult:
-    """The aligned backbone, the mined tags' names, the log, and seconds of training."""
+    """The aligned backbone, the concepts' names, the log, and seconds of training."""
 
     backbone: Backbone
     tags: tuple[str, ...]
@@ -91,8 +102,6 @@ class AlignResult:
 
 class AlignTask(Task):
     """What learns: last vision layers, text layers, projections, and a temperature for each of the four losses."""
-
-    recordable = False  # captions of a batch are cut to the longest, which the host must know
 
     def __init__(self, backbone: Backbone, config: AlignConfig, on_log: Log | None = None) -> None:
         super().__init__()
@@ -108,11 +117,13 @@ class AlignTask(Task):
         for part in self.roles().values():
             for parameter in part:
                 parameter.requires_grad_(True)
-        self.sums = torch.zeros(4, device=backbone.device)
+        self.sums = torch.zeros(5, device=backbone.device)
         self.log: list[dict[str, Any]] = []
 
-    def learn_from(self, images: Tensor, captions: Sequence[Sequence[str]], tags: Tags) -> None:
-        """uint8 images (n, 3, h, w) of any size, their captions and tags; caches the frozen features."""
+    def learn_from(
+        self, images: Tensor, captions: Sequence[Sequence[str]], found: Concepts, lexicon: Lexicon | None
+    ) -> None:
+        """uint8 images (n, 3, h, w) of any size, their captions and concepts; caches the frozen features."""
         config, device, preprocess = self.config, self.backbone.device, self.backbone.preprocess
         stem = Stem(self.look_below, preprocess, device, config.dtype(device))
         self.cache = cache_features(stem, images, Views(config.views, config.crop, config.seed))
@@ -122,7 +133,11 @@ class AlignTask(Task):
             shown, sources = mosaics(images, len(images), preprocess.size, generator, device)
             self.mosaics = cache_features(stem, shown, Views(min(2, config.views)))
             self.sources = sources.to(device)
-        self.words = Words(self.backbone, captions, tags, config.ignore_above)
+        self.words = Words(self.backbone, captions, found, config)
+        self.meanings: Phrases | None = None
+        if config.meaning_weight and lexicon is not None:
+            self.meanings = Phrases(self.backbone, all_words(lexicon, found.texts), config.name_share)
+            self.meanings.remember(self.backbone)
         self.sampler = ResumableSampler(len(images), config.seed, min(config.batch_size, len(images)))
         self.total = config.epochs * self.sampler.batches_per_epoch
 
@@ -158,24 +173,28 @@ class AlignTask(Task):
         return F.normalize(image.float(), dim=-1), F.normalize(regions.float(), dim=-1)
 
     def read(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Unit text features (N, D)."""
+        """Unit text features (N, D). cuDNN's attention takes several times as long for thousands of short texts."""
         b = self.backbone
         assert b.text is not None
-        return F.normalize(b.project_text(b.text(ids, lengths)).float(), dim=-1)
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return F.normalize(b.project_text(b.text(ids, lengths)).float(), dim=-1)
 
     def batches(self) -> Iterable[Batch]:
-        return self.cache.batches(self.sampler)
+        """(views, rows, whether the likeliest negatives are left out yet)."""
+        begun = self.sampler.epoch * self.sampler.batches_per_epoch + self.sampler.position // self.sampler.batch_size
+        for i, (view, rows) in enumerate(self.cache.batches(self.sampler)):
+            yield view, rows, torch.full((1,), 4 * (begun + i) >= self.total, device=rows.device)
 
-    def forward(self, view: Tensor, rows: Tensor) -> Tensor:
+    def forward(self, view: Tensor, rows: Tensor, late: Tensor) -> Tensor:
         config, dtype = self.config, self.cache.streams.x.dtype
         with torch.autocast(rows.device.type, dtype, enabled=dtype != torch.float32):
-            losses = self._losses(view, rows)
+            losses = self._losses(view, rows, late)
         self.sums += losses.detach()
-        captions, tags = losses[:2].sum(), losses[2:].sum()
-        return config.caption_weight * captions + config.tag_weight * tags
+        captions, tags = losses[:2].sum(), losses[2:4].sum()
+        return config.caption_weight * captions + config.tag_weight * tags + config.meaning_weight * losses[4]
 
-    def _losses(self, view: Tensor, rows: Tensor) -> Tensor:
-        """Caption loss on global and regions, tag loss on global and regions: (4,)."""
+    def _losses(self, view: Tensor, rows: Tensor, late: Tensor) -> Tensor:
+        """Caption loss on global and regions, concept loss on global and regions, loss of meanings: (5,)."""
         config, words = self.config, self.words
         image, regions = self.look(self.cache.pick(view, rows))
         captions = self.read(*words.captions(rows))
@@ -185,28 +204,39 @@ class AlignTask(Task):
         for cosines, s in zip(_cosines(image, regions, captions, config.beta), scale[:2], strict=True):
             logits = cosines * s
             found.append((F.cross_entropy(logits, same) + F.cross_entropy(logits.T, same)) / 2)
-        tags = self.read(words.tag_ids, words.tag_lengths)
-        found += self._tag_losses(image, regions, tags, words.masks(rows))
+        tags = self.read(*words.concepts.pick())
+        found += self._tag_losses(image, regions, tags, words.masks(rows), late)
         count = round(config.mosaics * len(rows))
         if self.mosaics is not None and count:
             rows = torch.randint(len(self.sources), (count,), device=rows.device)
             view = torch.randint(self.mosaics.views, (count,), device=rows.device)
             image, regions = self.look(self.mosaics.pick(view, rows))
-            more = self._tag_losses(image, regions, tags, words.masks(self.sources[rows]))
+            more = self._tag_losses(image, regions, tags, words.masks(self.sources[rows]), late)
             found[2:] = [a + config.mosaics * b for a, b in zip(found[2:], more, strict=True)]
+        found.append(torch.zeros_like(found[0]) if self.meanings is None else self._meaning_loss(self.meanings))
         return torch.stack(found)
 
-    def _tag_losses(self, image: Tensor, regions: Tensor, tags: Tensor, masks: tuple[Tensor, Tensor]) -> list[Tensor]:
-        """Tag loss on global features (B, D) and on regions (B, M, D)."""
+    def _meaning_loss(self, meanings: Phrases) -> Tensor:
+        """Two wordings of each of some meanings: each should find the other, and otherwise what the text tower found
+        near it before it was tuned."""
+        rows = torch.randint(len(meanings.first), (MEANINGS,), device=meanings.first.device)
+        (one, other), (old, older) = zip(*(meanings.pick_known(rows) for _ in range(2)), strict=True)
+        wanted = (old @ older.T).fill_diagonal_(1.0) * NEARNESS
+        logits = self.read(*one) @ self.read(*other).T * (2 * NEARNESS)
+        return F.cross_entropy(logits, wanted.softmax(-1)) - _entropy(wanted)
+
+    def _tag_losses(
+        self, image: Tensor, regions: Tensor, tags: Tensor, masks: tuple[Tensor, Tensor], late: Tensor
+    ) -> list[Tensor]:
+        """Concept loss on global features (B, D) and on regions (B, M, D)."""
         config, (positive, negative) = self.config, masks
-        done = self.sampler.epoch * self.sampler.batches_per_epoch + self.sampler.position // self.sampler.batch_size
-        leave_out = config.leave_out if 4 * done >= self.total else 0.0
+        options: dict[str, Any] = {"leave_out": config.leave_out, "late": late}
         found = []
         for cosines, log_scale in zip(_cosines(image, regions, tags, config.beta), self.log_scales[2:], strict=True):
             logits = cosines * log_scale.exp()
-            loss = contrast(logits, positive, negative, leave_out=leave_out)  # which tags of this image
+            loss = contrast(logits, positive, negative, **options)  # which tags of this image
             if config.tag_across:  # which images of this tag: what ranks images for a label
-                across = contrast(logits.T, positive.T, negative.T, even=config.even_tags, leave_out=leave_out)
+                across = contrast(logits.T, positive.T, negative.T, even=config.even_tags, **options)
                 loss = torch.lerp(loss, across, config.tag_across)
             found.append(loss)
         return found
@@ -221,57 +251,109 @@ class AlignTask(Task):
             self.on_log(entry)
 
 
-class Words:
-    """Tokenized captions and tags on the device, and which tags may serve as negatives."""
+class Phrases:
+    """Wordings of meanings, tokenized on the device: a random one of each can be had without asking the host."""
 
-    def __init__(self, backbone: Backbone, captions: Sequence[Sequence[str]], tags: Tags, ignore_above: float) -> None:
+    def __init__(self, backbone: Backbone, meanings: Sequence[Sequence[str]], name_share: float) -> None:
+        texts = [phrasings(words) for words in meanings]
+        counts = torch.tensor([len(t) for t in texts], dtype=torch.long)
+        ids, lengths = backbone.tokenize([text for t in texts for text in t])
+        size = min(PHRASE_TOKENS, ids.shape[1])
+        first = (counts.cumsum(0) - counts).to(ids.device)
+        fits = lengths <= size
+        fits[first] = True  # a name is cut rather than left out
+        meaning = torch.repeat_interleave(torch.arange(len(texts)), counts).to(ids.device)[fits]
+        self.ids, self.lengths, self.name_share = ids[fits, :size], lengths[fits].clamp(max=size), name_share
+        self.counts = torch.bincount(meaning, minlength=len(texts))
+        self.first = self.counts.cumsum(0) - self.counts
+
+    def _rows(self, meanings: Tensor | None = None) -> Tensor:
+        first, counts = self.first, self.counts
+        if meanings is not None:
+            first, counts = first[meanings], counts[meanings]
+        chance = torch.rand(2, len(first), device=first.device)
+        return first + torch.where(chance[0] < self.name_share, 0, (chance[1] * counts).long())
+
+    def pick(self) -> tuple[Tensor, Tensor]:
+        """Token ids (C, T) and lengths (C,) of one wording of every meaning."""
+        rows = self._rows()
+        return self.ids[rows], self.lengths[rows]
+
+    def pick_known(self, meanings: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Of some meanings, and what `remember` kept of those wordings."""
+        rows = self._rows(meanings)
+        return (self.ids[rows], self.lengths[rows]), self.known[rows]
+
+    @torch.no_grad()
+    def remember(self, backbone: Backbone) -> None:
+        """Keep the text tower's unit features of every wording as they are now."""
+        assert backbone.text is not None
+        parts = zip(self.ids.split(8192), self.lengths.split(8192), strict=True)
+        self.known = torch.cat([F.normalize(backbone.text(i, n).float(), dim=-1) for i, n in parts])
+
+
+class Words:
+    """Captions and concepts on the device, and which concepts may serve as negatives."""
+
+    def __init__(
+        self, backbone: Backbone, captions: Sequence[Sequence[str]], found: Concepts, config: AlignConfig
+    ) -> None:
         device = backbone.device
-        self.ids, self.lengths = backbone.tokenize([c for texts in captions for c in texts])
+        ids, lengths = backbone.tokenize([c for texts in captions for c in texts])
+        self.ids, self.lengths = ids[:, :CAPTION_TOKENS], lengths.clamp(max=CAPTION_TOKENS)
         counts = torch.tensor([len(texts) for texts in captions], device=device)
         self.counts, self.first = counts, counts.cumsum(0) - counts
-        self.targets = tags.targets.to(device)
-        self.tag_ids, self.tag_lengths = backbone.tokenize(tags.names)
+        self.targets = found.targets.to(device)
+        self.concepts = Phrases(backbone, found.texts, config.name_share)
         with torch.no_grad():
             assert backbone.text is not None
-            plain = F.normalize(backbone.text(self.tag_ids, self.tag_lengths).float(), dim=-1)
-            self.close = (plain @ plain.T > ignore_above).float()  # (T, T)
+            names = self.concepts.first
+            plain = backbone.text(self.concepts.ids[names], self.concepts.lengths[names])
+            plain = F.normalize(plain.float(), dim=-1)
+            # nothing like a positive is a negative, nor is a kind of it: an animal may be a dog
+            self.close = ((plain @ plain.T > config.ignore_above) | found.below.to(device)).float()  # (C, C)
 
     def captions(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One random caption for each image of `rows`."""
         pick = self.first[rows] + (torch.rand(len(rows), device=rows.device) * self.counts[rows]).long()
-        lengths = self.lengths[pick]
-        return self.ids[pick][:, : int(lengths.max())], lengths
+        return self.ids[pick], self.lengths[pick]
 
     def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Positive and negative tags (B, T) of these images (B,), or of pictures that show several each (B, 4)."""
+        """Positive and negative concepts (B, C) of these images (B,), or of pictures that show several each (B, 4)."""
         positive = self.targets[rows] if rows.ndim == 1 else self.targets[rows].any(1)
         return positive, positive.float() @ self.close == 0
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """Of the softmax of each row, on average: what no prediction can go below."""
+    return -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
 
 
 def _cosines(image: Tensor, regions: Tensor, texts: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Of texts (N, D) with global features (B, D) and, pooled, with regions (B, M, D); (B, N) each. Those of single
     regions are the largest tensor of the step, in bf16 under autocast."""
-    return image @ texts.T, log_mean_exp(torch.einsum("bmd,nd->bmn", regions, texts), beta, 1)
-
-
-def log_mean_exp(cosines: Tensor, beta: float, dim: int) -> Tensor:
-    """Smooth maximum over `dim`: log-mean-exp with sharpness beta."""
-    return (torch.logsumexp(beta * cosines, dim) - math.log(cosines.shape[dim])) / beta
+    return image @ texts.T, smooth_max(regions @ texts.T, beta)
 
 
 def contrast(
-    scores: Tensor, positive: Tensor, negative: Tensor, *, even: bool = False, leave_out: float = 0.0
+    scores: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    even: bool = False,
+    leave_out: float = 0.0,
+    late: Tensor | bool = True,
 ) -> Tensor:
     """Each positive of a row against the row's negatives only (other positives do not compete); mean over positives.
 
     scores (B, T), already divided by a temperature; positive, negative: bool (B, T). `even`: the mean of each row
     counts alike. `leave_out`: this share of each row's entries, the highest negatives, is not held against the
-    positives."""
+    positives, if it is `late`."""
     scores = scores.float()
     masked = scores.masked_fill(~negative, -1e4)
     if count := int(leave_out * scores.shape[1]):
         limit = masked.detach().topk(count, -1).values[:, -1:]
-        masked = masked.masked_fill(masked.detach() >= limit, -1e4)
+        masked = masked.masked_fill((masked.detach() >= limit) & late, -1e4)
     losses = torch.where(positive, F.softplus(masked.logsumexp(-1, keepdim=True) - scores), 0.0)
     if not even:
         return losses.sum() / positive.sum().clamp(min=1)
@@ -306,7 +388,9 @@ def align(
     tags = mine_tags(captions, min_images=config.min_images, max_tags=config.max_tags)
     if not tags.names and config.tag_weight:
         raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
-    task.learn_from(images, captions, tags)
+    lexicon = Lexicon.named(config.lexicon)
+    found = concepts(tags, lexicon)
+    task.learn_from(images, captions, found, lexicon)
     began = time.perf_counter()
     trainer = Trainer(task, config, here, progress=progress)
     trainer.fit()
@@ -315,7 +399,7 @@ def align(
     backbone = task.backbone.requires_grad_(False)
     scales = task.log_scales.detach()[2:] if config.tag_weight else task.log_scales.detach()[:2]
     backbone.logit_scale = float(scales.mean().exp())
-    return AlignResult(backbone.eval(), tags.names, task.log, time.perf_counter() - began)
+    return AlignResult(backbone.eval(), found.names, task.log, time.perf_counter() - began)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the same.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from types import ModuleType
 from typing import Any
@@ -128,6 +129,33 @@ class _QuickGelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.kernels.backward(*ctx.saved_tensors, grad), None
+
+
+# ------------------------------------------------------------------------------------------------ pooling of regions
+
+
+def smooth_max(cosines: Tensor, beta: float) -> Tensor:
+    """Log-mean-exp over regions with sharpness beta, float32: cosines (B, M, N) → (B, N), between their mean and their
+    maximum. With Triton one kernel each way, of which only the cosines are kept: they are the largest tensor there is."""
+    kernels = triton_kernels("pool", cosines)
+    if kernels is None:
+        cosines = cosines if cosines.dtype == torch.float64 else cosines.float()
+        return (torch.logsumexp(beta * cosines, 1) - math.log(cosines.shape[1])) / beta
+    return _SmoothMax.apply(cosines.contiguous(), beta, kernels)
+
+
+class _SmoothMax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, cosines: Tensor, beta: float, kernels: ModuleType) -> Tensor:
+        ctx.kernels, ctx.beta = kernels, beta
+        pooled = kernels.forward(cosines, beta)
+        ctx.save_for_backward(cosines, pooled)
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.kernels.backward(*ctx.saved_tensors, grad, ctx.beta), None, None
 
 
 # ---------------------------------------------------------------------------------------------------------- LayerNorm

@@ -1,0 +1,146 @@
+"""What words have to do with each other: names of things, their synonyms and what stands above them.
+
+The built-in lexicon is `assets/vocabularies/general.tsv`; any table with the columns name, synonyms, parents (lists
+separated by commas) will do. Training uses it to turn words that captions say into concepts.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import RamatchError
+from ..files import read_text
+from .tags import IRREGULAR, Tags
+
+PHRASES = ("a {}", "the {}", "a photo of a {}")
+BUILT_IN = Path(__file__).parents[1] / "assets" / "vocabularies" / "general.tsv"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One meaning: its usual name, other words for it, and the names of what it is a kind of, nearest first."""
+
+    name: str
+    synonyms: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (self.name, *self.synonyms)
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Entries by name; a parent that is no entry stands for itself."""
+
+    entries: Mapping[str, Entry]
+
+    @classmethod
+    def read(cls, path: str | Path | None = None) -> Lexicon:
+        path = Path(path or BUILT_IN)
+        rows = list(csv.DictReader(io.StringIO(read_text(path)), delimiter="\t"))
+        if not rows or not {"name", "synonyms", "parents"} <= set(rows[0]):
+            raise RamatchError(f"{path}: a lexicon is a TSV with the columns name, synonyms and parents")
+        return cls({r["name"]: Entry(r["name"], _listed(r["synonyms"]), _listed(r["parents"])) for r in rows})
+
+    @classmethod
+    def named(cls, name: str | None) -> Lexicon | None:
+        """What a setting says: the built-in lexicon, a file, or none."""
+        return None if name is None else cls.read(None if name == "built-in" else name)
+
+    @cached_property
+    def _by_word(self) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        for entry in self.entries.values():
+            for word in entry.synonyms:
+                found.setdefault(word, entry)
+        return found | dict(self.entries)
+
+    def find(self, word: str) -> Entry:
+        """The entry a word belongs to; of an unknown word, one of its own."""
+        return self._by_word.get(word) or Entry(word)
+
+    def above(self, entry: Entry) -> list[str]:
+        """Everything the entry is a kind of, nearest first."""
+        found: dict[str, None] = {}
+        queue = list(entry.parents)
+        while queue:
+            name = queue.pop(0)
+            if name not in found and name != entry.name:
+                found[name] = None
+                queue += self.entries[name].parents if name in self.entries else ()
+        return list(found)
+
+
+def _listed(cell: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (cell or "").split(",") if part.strip())
+
+
+@dataclass(frozen=True)
+class Concepts:
+    """What images are said to show, by meaning. texts: all words for each of the C concepts, its name first; targets:
+    bool (images, C); below: bool (C, C), whether the second is a kind of the first."""
+
+    texts: tuple[tuple[str, ...], ...]
+    targets: Tensor
+    below: Tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(words[0] for words in self.texts)
+
+
+def concepts(tags: Tags, lexicon: Lexicon | None) -> Concepts:
+    """Words of one meaning become one concept, there where any of them is said; what a thing is a kind of is there with it.
+    Without a lexicon each tag is a concept of its own."""
+    lexicon = lexicon or Lexicon({})
+    column: dict[str, int] = {}
+    found = [lexicon.find(tag) for tag in tags.names]
+    for entry in found:
+        column.setdefault(entry.name, len(column))
+    for entry in found:
+        for name in lexicon.above(entry):
+            column.setdefault(name, len(column))
+    targets = torch.zeros(len(tags.targets), len(column), dtype=torch.bool)
+    below = torch.zeros(len(column), len(column), dtype=torch.bool)
+    for tag, entry in enumerate(found):
+        said = tags.targets[:, tag]
+        targets[:, column[entry.name]] |= said
+        for name in lexicon.above(entry):
+            targets[:, column[name]] |= said
+            below[column[name], column[entry.name]] = True
+    for name in column:  # parents too are kinds of something
+        for higher in lexicon.above(lexicon.find(name)):
+            below[column[higher], column[name]] = True
+    return Concepts(tuple(lexicon.find(name).words for name in column), targets, below)
+
+
+def plural(word: str) -> str:
+    """A plural that people would write; irregular ones that captions use are known."""
+    head, space, last = word.rpartition(" ")
+    for many, one in IRREGULAR.items():
+        if last == one:
+            return head + space + many
+    if last.endswith(("s", "x", "z", "ch", "sh")):
+        return f"{word}es"
+    return f"{word[:-1]}ies" if last.endswith("y") and last[-2:-1] not in "aeiou" else f"{word}s"
+
+
+def phrasings(words: Sequence[str]) -> list[str]:
+    """A concept's words alone, in the plural and in short phrases; the name alone comes first."""
+    out = dict.fromkeys([words[0], *words[1:], *map(plural, words), f"{words[0]}s"])
+    return list(out | dict.fromkeys(phrase.replace("{}", word) for phrase in PHRASES for word in words))
+
+
+def all_words(lexicon: Lexicon, texts: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Words of all concepts and of all entries, each meaning once."""
+    found = {words[0]: tuple(words) for words in texts}
+    return list(({entry.name: entry.words for entry in lexicon.entries.values()} | found).values())
