@@ -21,7 +21,7 @@ from ..data.annotations import Annotations, Record, Summary
 from ..data.augment import with_mosaics
 from ..data.captions import CaptionRecord, read_caption_sets
 from ..data.decode import decode_all
-from ..data.lexicon import Lexicon, concepts
+from ..data.lexicon import Lexicon, concepts, unsettled
 from ..data.splits import find_data, read_split
 from ..data.tags import mine_tags
 from ..errors import RamatchError
@@ -77,33 +77,32 @@ def broad_targets(
 ) -> BroadTargets:
     """What is known of each image in `keys`, from its captions, its labels, or both."""
     lexicon, place = Lexicon.named(config.lexicon) or Lexicon({}), {key: i for i, key in enumerate(keys)}
-    said = [key for key in keys if key in captions]
-    tags = mine_tags([captions[key] for key in said], min_images=config.min_images, max_tags=config.max_tags)
+    captioned = [key for key in keys if key in captions]
+    tags = mine_tags([captions[key] for key in captioned], min_images=config.min_images, max_tags=config.max_tags)
     found = concepts(tags, lexicon)
     meanings = Meanings(annotations.classes, found.names, lexicon)
-    known, present = torch.zeros(2, len(keys), len(meanings.names), dtype=torch.bool)
-    if said:
-        rows = torch.tensor([place[key] for key in said])[:, None]
+    known, spoken, present = torch.zeros(3, len(keys), len(meanings.names), dtype=torch.bool)
+    if captioned:
+        rows = torch.tensor([place[key] for key in captioned])[:, None]
         columns = torch.tensor([meanings.column[name] for name in found.names], dtype=torch.long)
         known[rows, columns] = True
         known[:, : len(annotations.classes)] = False  # that a caption does not mention a label says little
-        present[rows, columns] = found.targets
+        present[rows, columns], spoken[rows, columns] = found.targets, found.said
     certain = torch.zeros_like(known)  # annotations are complete, captions are not: labels win
     kept = [i for i, record in enumerate(annotations.records) if record.key in place]
-    mentioned = present.clone()
     if kept:
         rows = torch.tensor([place[annotations.records[i].key] for i in kept])[:, None]
         truth = annotations.targets()[kept].bool()
         certain[rows, torch.arange(truth.shape[1])] = True
         present[rows, torch.arange(truth.shape[1])] = truth
+        spoken[rows, torch.arange(truth.shape[1])] |= truth
         for label, higher in meanings.above(annotations.classes, lexicon).items():  # a dog is an animal
             present[rows, higher] |= truth[:, [label]]
     with torch.inference_mode():
         words = F.normalize(backbone.encode_text(meanings.names).float(), dim=-1)
-        close = (words @ words.T > config.ignore_above).cpu() | meanings.below(lexicon)
-    # nothing too close in meaning to something there is called absent, nor are its kinds
-    near = (mentioned | present).float() @ close.float() > 0
-    targets = torch.where(present, 1, torch.where(certain | (known & ~near), 0, -1)).to(torch.int8)
+        close = (words @ words.T > config.ignore_above).cpu()
+    absent = certain | (known & ~unsettled(spoken, present, close, meanings.below(lexicon)))
+    targets = torch.where(present, 1, torch.where(absent, 0, -1)).to(torch.int8)
     names, sources = meanings.with_synonyms(lexicon)
     return BroadTargets(names, targets[:, sources], len(annotations.classes), tuple(sources))
 
