@@ -16,9 +16,7 @@ from tiny_models import tiny_ram
 from ramatch.train import step as module
 from ramatch.train.config import OptimConfig
 from ramatch.train.distributed import World
-from ramatch.train.ema import EMA
-from ramatch.train.optim import all_groups, build_optimizers, clamp, set_rates, trainable
-from ramatch.train.schedules import schedule
+from ramatch.train.optim import EMA, all_groups, build_optimizers, clamp, schedule, set_rates, trainable
 from ramatch.train.step import WARMUP, TrainStep
 from ramatch.train.task import RAMTask
 

@@ -19,12 +19,10 @@ from ..progress import Progress
 from . import checkpoint
 from .config import LoopConfig, TrainConfig
 from .distributed import World
-from .ema import EMA
 from .folder import RunFolder
 from .interrupt import Interrupt
 from .log import RunLog
-from .optim import rates, set_rates
-from .schedules import reference_schedule, schedule
+from .optim import EMA, rates, reference_schedule, schedule, set_rates
 from .step import TrainStep
 from .task import Batch, Task, diverged
 
