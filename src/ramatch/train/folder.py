@@ -73,19 +73,17 @@ class RunFolder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         files.write_text(self.path / "config.yaml", dump_config(config))
         files.write_text(self.path / "README.txt", README.format(folder=self.path, log_every=config.log_every))
-        self.note(status="running", started=_now(), **facts, **_machine())
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        facts |= {
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "system": platform.platform(),
+            "gpu": gpu,
+        }
+        self.note(status="running", started=time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts)
 
     def note(self, **facts: Any) -> None:
         """Add to run.json."""
         file = self.path / "run.json"
         known = read_json(file) if file.is_file() else {}
         files.write_json(file, {**known, **facts})
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _machine() -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"python": sys.version.split()[0], "torch": torch.__version__, "system": platform.platform(), "gpu": gpu}

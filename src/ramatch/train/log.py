@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,18 @@ class RunLog:
             os.truncate(path, position)
         # unbuffered bytes: each line is one write, so a crash leaves whole lines (or one cut line at the very end)
         self.file = open(path, "ab" if position is not None else "wb", buffering=0)  # noqa: SIM115
-        self.board = _tensorboard(path.parent / "tensorboard", step) if tensorboard else None
+        self.board: Any = None
+        with suppress(ImportError):  # TensorBoard is an extra
+            if tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=step)
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
         entry = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
-        self.file.write((json.dumps(_finite(entry), ensure_ascii=False) + "\n").encode())
+        # JSON has no NaN: such a number becomes null
+        entry = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
+        self.file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode())
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "epoch":
@@ -47,21 +55,6 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     """Entries of a log; a last line cut by a crash is left out."""
     entries = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
-        try:
+        with suppress(ValueError):
             entries.append(json.loads(line))
-        except ValueError:
-            continue
     return entries
-
-
-def _finite(entry: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: such a number becomes null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-
-
-def _tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=step)

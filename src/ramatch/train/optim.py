@@ -113,17 +113,18 @@ def clip_together(
     """Clip gradients to a common norm. With a scaler (fp16) they are unscaled first, and where any of them is not
     finite every optimizer skips the step: each alone would look at its own gradients only, while clipping by a norm
     that is not a number spoils those of all. The host does not wait."""
-    scaled = scaler is not None and scaler.is_enabled()
-    if max_norm is None and not scaled:
-        return
-    if scaler is not None and scaled:
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None
+    if scaler is not None:
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
+    elif max_norm is None:
+        return
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if max_norm is not None:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-    if scaler is not None and scaled:
+    if scaler is not None:
         flags = [flag for o in optimizers for flag in scaler._found_inf_per_device(o).values()]
         bad = torch.stack([flag.reshape(()) for flag in flags] + [(~norm.isfinite()).float()]).amax()
         for flag in flags:
@@ -135,11 +136,6 @@ def clamp(limits: Iterable[Limit]) -> None:
     """Keep temperatures where they mean something."""
     for parameter, low, high in limits:
         parameter.clamp_(min=low, max=high)
-
-
-def floors(temperatures: Iterable[nn.Parameter], share: float) -> list[Limit]:
-    """Each temperature at least `share` of where it is now: positive for ever."""
-    return [(t, share * abs(float(t.detach())), None) for t in temperatures]
 
 
 class EMA:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import RamatchError, require
+from ..files import read_lines, read_text
 from .config import TrainConfig
+
+RECIPES = Path(__file__).parent / "recipes"
 
 
 def list_recipes() -> dict[str, str]:
     """Names of the recipes in the package, each with the first line of its comment."""
-    found = {}
-    for file in sorted(_folder().glob("*.yaml")):
-        first = file.read_text(encoding="utf-8").split("\n", 1)[0]
-        found[file.stem] = first.lstrip("# ").rstrip()
-    return found
+    files = sorted(RECIPES.glob("*.yaml"))
+    return {file.stem: read_lines(file)[0].lstrip("# ") for file in files}
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -25,7 +24,20 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
 
     A value is read as JSON where it can be (`true`, `null`, `3`, `["a", "b"]`), else as text.
     """
-    return TrainConfig.from_dict(_read(_find(name_or_path))).with_overrides(overrides)
+    path = _find(name_or_path)
+    text = read_text(path)
+    try:
+        values = json.loads(text)
+    except ValueError:
+        yaml = require("yaml", "train")
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RamatchError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise RamatchError(f"{path}: a recipe is a set of named values, this is a {type(values).__name__}")
+    return TrainConfig.from_dict(values).with_overrides(overrides)
 
 
 def dump_config(config: TrainConfig) -> str:
@@ -37,32 +49,11 @@ def dump_config(config: TrainConfig) -> str:
     return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
 
 
-def _folder() -> Path:
-    return Path(__file__).parent / "recipes"
-
-
 def _find(name: str | Path) -> Path:
     path = Path(name).expanduser()
+    inside = RECIPES / f"{name}.yaml"
     if path.is_file():
         return path
-    inside = _folder() / f"{name}.yaml"
     if len(Path(name).parts) == 1 and inside.is_file():
         return inside
     raise RamatchError(f"no recipe '{name}': give a YAML file or one of {', '.join(list_recipes())}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    try:
-        values = json.loads(text)
-    except ValueError:
-        yaml = require("yaml", "train")
-        try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise RamatchError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise RamatchError(f"{path}: a recipe is a set of named values, this is a {type(values).__name__}")
-    return values

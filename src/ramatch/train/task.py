@@ -13,7 +13,7 @@ from ..data.sampler import ResumableSampler
 from ..errors import RamatchError
 from ..evaluation.protocol import Report
 from ..modeling.ram import RAM, Output
-from .optim import Limit, Roles, floors, trainable
+from .optim import Limit, Roles, trainable
 
 Batch = tuple[Tensor, ...]
 
@@ -108,7 +108,7 @@ class RAMTask(Task):
         return found
 
     def limits(self, floor: float) -> list[Limit]:
-        return floors(self.roles()["temperatures"], floor)
+        return [(t, floor * abs(float(t.detach())), None) for t in self.roles()["temperatures"]]  # positive for ever
 
     def state(self) -> dict[str, Tensor]:
         return self.ram.adapters()
