@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
-from ramatch.errors import RamatchError
-from ramatch.viz import _sheet as s
-from ramatch.viz._sheet import Sheet, elide
-from ramatch.viz.overlay import overlay
-
-if TYPE_CHECKING:
-    from ramatch.prediction import Prediction
+from ..errors import RamatchError
+from ..prediction import Prediction
+from . import _sheet as s
+from ._sheet import Sheet, elide
+from .overlay import overlay
 
 GAP = 0.16
 _CAPTION = 0.40

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
-from ramatch.errors import RamatchError
-from ramatch.viz import _sheet as s
-from ramatch.viz._blocks import Block, Grid, Photo, Ranking, label_photo, marginal_photo, positions, ranking
-from ramatch.viz._compare import Comparison
-from ramatch.viz._matrix import Matrix, choose_rows, plan_scale
-from ramatch.viz._sheet import Sheet
+from ..errors import RamatchError
+from ..prediction import Prediction
+from . import _sheet as s
+from ._blocks import Block, Grid, Photo, Ranking, label_photo, marginal_photo, positions, ranking
+from ._matrix import Comparison, Matrix, choose_rows, plan_scale
+from ._sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ramatch.prediction import Prediction
 
 _MARGIN = 0.3
 _PIXELS = 960  # longest side drawn: a photograph of 12 megapixels would only make files large
@@ -97,20 +95,7 @@ def explanation(
     if matchers:
         block = Comparison(matchers, image, truth)
         blocks.append(_Section("Matchers side by side", "the same features matched in different ways", block))
-    return _page(_Stack(blocks), width=12.0, margin=0.5)
-
-
-@dataclass
-class _Stack:
-    blocks: Sequence[Block]
-
-    def height(self, width: float) -> float:
-        return sum(block.height(width) for block in self.blocks)
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        for block in self.blocks:
-            block.draw(sheet, x, y, width)
-            y += block.height(width)
+    return _page(*blocks, width=12.0, margin=0.5)
 
 
 @dataclass
@@ -168,11 +153,13 @@ class _Section:
         self.block.draw(sheet, x, y + 0.62, width)
 
 
-def _page(block: Block, width: float, margin: float = _MARGIN) -> Figure:
-    """A figure that holds one block."""
-    inner = width - 2 * margin
-    sheet = Sheet(width, block.height(inner) + 2 * margin)
-    block.draw(sheet, margin, margin, inner)
+def _page(*blocks: Block, width: float, margin: float = _MARGIN) -> Figure:
+    """A figure that holds blocks, one below the other."""
+    inner, y = width - 2 * margin, margin
+    sheet = Sheet(width, sum(block.height(inner) for block in blocks) + 2 * margin)
+    for block in blocks:
+        block.draw(sheet, margin, y, inner)
+        y += block.height(inner)
     return sheet.figure
 
 
