@@ -1,4 +1,4 @@
-"""Parts of a page. Each knows the height it needs for a width, and draws itself with its top left corner at (x, y)."""
+"""Parts of a page. Each draws itself with its top left corner at (x, y), so wide, and says how high it became."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from ._sheet import Sheet, elide
 from .overlay import overlay
 
 GAP = 0.16
-_CAPTION = 0.40
 
 
 class Block(Protocol):
-    def height(self, width: float) -> float: ...
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None: ...
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float: ...
 
 
 def require_plan(prediction: Prediction) -> np.ndarray:
@@ -68,12 +66,10 @@ class Photo:
     color: str = s.INK
     share: float | None = None
 
-    def height(self, width: float) -> float:
-        return width * self.image.height / self.image.width + _CAPTION
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        below = y + self.height(width) - _CAPTION
-        sheet.photo(x, y, width, below - y, self.image)
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
+        high = width * self.image.height / self.image.width
+        sheet.photo(x, y, width, high, self.image)
+        below = y + high
         room = width - s.text_width(self.note, 9) - 0.1
         caption = elide(self.caption, room, 9, bold=True)
         sheet.text(x, below + 0.15, caption, 9, fontweight="bold", color=self.color)
@@ -81,6 +77,7 @@ class Photo:
             sheet.text(x + width, below + 0.15, self.note, 9, ha="right", color=s.MUTED)
         if self.share is not None:
             bar(sheet, x, below + 0.27, width, self.share, s.BLUE if self.color == s.INK else self.color)
+        return high + 0.40
 
 
 def label_photo(prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None) -> Photo:
@@ -110,19 +107,13 @@ class Grid:
     photos: Sequence[Photo]
     columns: int
 
-    def _cell(self, width: float) -> tuple[float, float]:
-        wide = (width - GAP * (self.columns - 1)) / self.columns
-        return wide, max(photo.height(wide) for photo in self.photos)
-
-    def height(self, width: float) -> float:
-        rows = -(-len(self.photos) // self.columns)
-        return rows * self._cell(width)[1] + (rows - 1) * 0.08
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        wide, high = self._cell(width)
-        for i, photo in enumerate(self.photos):
-            row, column = divmod(i, self.columns)
-            photo.draw(sheet, x + column * (wide + GAP), y + row * (high + 0.08), wide)
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
+        wide, high = (width - GAP * (self.columns - 1)) / self.columns, -0.08
+        for start in range(0, len(self.photos), self.columns):
+            top = y + high + 0.08
+            row = enumerate(self.photos[start : start + self.columns])
+            high = top - y + max(photo.draw(sheet, x + i * (wide + GAP), top, wide) for i, photo in row)
+        return high
 
 
 @dataclass
@@ -133,10 +124,7 @@ class Ranking:
     top: int
     truth: Collection[str] | None = None
 
-    def height(self, width: float) -> float:
-        return 0.3 * min(self.top, len(self.prediction.labels))
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
         name, number = 0.42 * width, 0.45
         for row, tag in enumerate(self.prediction.top(self.top)):
             middle = y + 0.3 * row + 0.15
@@ -144,6 +132,7 @@ class Ranking:
             color = verdict(tag.label, self.truth, s.BLUE)
             bar(sheet, x + name, middle - 0.07, width - name - number, tag.probability, color, 0.14)
             sheet.text(x + width, middle, f"{tag.probability:.2f}", 9.5, ha="right")
+        return 0.3 * min(self.top, len(self.prediction.labels))
 
 
 def verdict(label: str, truth: Collection[str] | None, unknown: str, right: str = s.GREEN, wrong: str = s.RED) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -45,10 +45,6 @@ class Rows:
     @property
     def thin_height(self) -> float:
         return float(np.clip(len(self.thin) * 0.011, 0.5, 2.6)) if self.thin else 0.0
-
-    @property
-    def height(self) -> float:
-        return self.named_height + (self.thin_height + 0.1 if self.thin else 0.0)
 
 
 def choose_rows(predictions: Sequence[Prediction], truth: Sequence[str] | None, top: int, *, by_score: bool) -> Rows:
@@ -93,24 +89,20 @@ class Matrix:
     strip: bool  # keep room for the marginal below, drawn if the prediction has one
     bare: bool = False
 
-    _HEAD, _STRIP, _FOOT, _NAMES, _BARS = 0.30, 0.16, 0.42, 1.75, 1.15
+    _STRIP, _NAMES, _BARS = 0.16, 1.75, 1.15
 
-    def height(self, width: float) -> float:
-        strip = self._STRIP + 0.08 if self.strip else 0.0
-        return (0.0 if self.bare else self._HEAD) + self.rows.height + strip + self._FOOT
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
         plan = require_plan(self.prediction)
         weights = plan.T * plan.shape[0]  # (N, M), 1 is uniform
-        left, wide = x, width
+        left, wide, top = x, width, y
         if not self.bare:
             left, wide = x + self._NAMES, width - self._NAMES - self._BARS
             self._draw_key(sheet, left, y, wide)
-            y += self._HEAD
+            y += 0.3
             self.draw_names(sheet, x, y, self._NAMES)
             self._draw_bars(sheet, y, left + wide)
         axes = self._image(sheet, left, y, wide, self.rows.named_height, weights[list(self.rows.named)])
-        self._boxes(axes)
+        self._boxes(sheet.patch, axes)
         y += self.rows.named_height
         if self.rows.thin:
             y += 0.1
@@ -125,6 +117,7 @@ class Matrix:
                 self._image(sheet, left, y, wide, self._STRIP, scaled)
             y += self._STRIP
         self._draw_axis(sheet, left, y, wide)
+        return y + 0.42 - top
 
     def _image(self, sheet: Sheet, x: float, y: float, width: float, height: float, weights: np.ndarray) -> Axes:
         axes = sheet.axes(x, y, width, height, frame=True)
@@ -160,8 +153,7 @@ class Matrix:
             style = {"ha": "right", "color": s.INK if marked else s.MUTED}
             sheet.text(x + self._BARS, top + 0.3 * step, f"{p:.2f}", 8.0 if step >= 0.25 else 7.5, **style)
 
-    def _boxes(self, axes: Axes) -> None:
-        patch = s.require("matplotlib.patches", extra="explain").Rectangle
+    def _boxes(self, patch: Any, axes: Axes) -> None:
         regions = self.prediction.grid[0] * self.prediction.grid[1]
         for row, i in enumerate(self.rows.named):
             if i in self.rows.marked:
@@ -207,40 +199,27 @@ class Comparison:
         rows, vmax = choose_rows(found, self.truth, self.top, by_score=False), plan_scale(found)
         strip = any(p.marginal is not None for p in found)
         self._matrices = [Matrix(p, rows, vmax, strip, bare=True) for p in found]
+        heats = [require_plan(p)[:, sorted(rows.marked)].mean(1).reshape(p.grid) for p in found]
+        self._pictures = [glowing(self.image, heat) for heat in heats]
         self.natural_width = 0.6 + _NAMES + len(found) * 3.3
 
-    def _column(self, width: float) -> float:
-        count = len(self.predictions)
-        return (width - _NAMES - _GAP * (count - 1)) / count
-
-    def _photo(self, width: float) -> tuple[float, float]:
-        """Width and height of the overlays under the plans."""
-        wide = 0.46 * self._column(width)
-        high = wide * self.image.height / self.image.width
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
+        count, left, below = len(self.predictions), x + _NAMES, 0.0
+        wide = (width - _NAMES - _GAP * (count - 1)) / count
+        high = 0.46 * wide * self.image.height / self.image.width
         shrink = min(1.0, 2.4 / high)
-        return wide * shrink, high * shrink
-
-    def _plans(self, width: float) -> float:
-        return _TITLE + self._matrices[0].height(self._column(width)) + 0.12
-
-    def height(self, width: float) -> float:
-        return self._plans(width) + max(self._photo(width)[1], 0.25 + self.top * _CELL)
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        wide, below, photo = self._column(width), y + self._plans(width), self._photo(width)
+        photo = 0.46 * wide * shrink, high * shrink  # under its plan
         self._matrices[0].draw_names(sheet, x, y + _TITLE, _NAMES)
-        note = "where the marked\nlabels' weights lie,\nand the best labels"
-        sheet.text(x + _NAMES - 0.1, below + 0.42, note, 8.5, ha="right", color=s.MUTED)
-        left = x + _NAMES
-        for name, matrix in zip(self.predictions, self._matrices, strict=True):
+        for name, matrix, picture in zip(self.predictions, self._matrices, self._pictures, strict=True):
             title = MATCHERS.get(name, name)
             sheet.text(left + wide / 2, y + 0.13, title, 11.5, ha="center", fontweight="bold")
-            matrix.draw(sheet, left, y + _TITLE, wide)
-            plan = require_plan(matrix.prediction)
-            heat = plan[:, sorted(matrix.rows.marked)].mean(1).reshape(matrix.prediction.grid)
-            sheet.photo(left, below, *photo, glowing(self.image, heat))
+            below = y + _TITLE + matrix.draw(sheet, left, y + _TITLE, wide) + 0.12
+            sheet.photo(left, below, *photo, picture)
             self._draw_table(sheet, matrix.prediction, left + photo[0] + 0.12, below, wide - photo[0] - 0.12)
             left += wide + _GAP
+        note = "where the marked\nlabels' weights lie,\nand the best labels"
+        sheet.text(x + _NAMES - 0.1, below + 0.42, note, 8.5, ha="right", color=s.MUTED)
+        return below - y + max(photo[1], 0.25 + self.top * _CELL)
 
     def _draw_table(self, sheet: Sheet, prediction: Prediction, x: float, y: float, width: float) -> None:
         best = prediction.top(self.top)

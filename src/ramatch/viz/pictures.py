@@ -84,7 +84,11 @@ def explanation(
     maps = Grid(_label_photos(prediction, image, labels, top, truth), 4 if image.width >= image.height * 0.75 else 8)
     blocks: list[Block] = [
         _Title(prediction, title or (Path(prediction.source).name if prediction.source else "Explanation")),
-        _Opening(prediction, Photo(image, "image", f"{size[0]} × {size[1]}"), top, truth),
+        _Opening(
+            Photo(image, "image", f"{size[0]} × {size[1]}"),
+            marginal_photo(prediction, image),
+            Ranking(prediction, top, truth),
+        ),
         _Section("Where each label is", f"transport weights over the image, relative to the largest{paler}", maps),
         _Section(
             "The transport plan",
@@ -103,38 +107,29 @@ class _Title:
     prediction: Prediction
     name: str
 
-    def height(self, width: float) -> float:
-        return 0.85
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
         count, (rows, columns) = len(self.prediction.labels), self.prediction.grid
         labels, kind = "label" if count == 1 else "labels", "" if self.prediction.calibrated else "not "
         facts = f"{count:,} {labels}  ·  {rows} × {columns} regions  ·  probabilities {kind}calibrated"
         sheet.text(x, y + 0.15, s.elide(self.name, width, 17, bold=True), 17, fontweight="bold")
         sheet.text(x, y + 0.47, facts, 9.5, color=s.MUTED)
+        return 0.85
 
 
 @dataclass
 class _Opening:
     """The image, its marginal and the ranking, side by side."""
 
-    prediction: Prediction
     photo: Photo
-    top: int
-    truth: Collection[str] | None
+    marginal: Photo
+    ranking: Ranking
 
-    def _third(self, width: float) -> float:
-        return (width - 2 * 0.3) / 3 * min(1.0, self.photo.image.width / self.photo.image.height)
-
-    def height(self, width: float) -> float:
-        ranked = Ranking(self.prediction, self.top).height(width)
-        return max(self.photo.height(self._third(width)), ranked + 0.3)
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        third, left = self._third(width), 2 * (self._third(width) + 0.3)
-        self.photo.draw(sheet, x, y, third)
-        marginal_photo(self.prediction, self.photo.image).draw(sheet, x + third + 0.3, y, third)
-        Ranking(self.prediction, self.top, self.truth).draw(sheet, x + left, y - 0.03, width - left)
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
+        third = (width - 2 * 0.3) / 3 * min(1.0, self.photo.image.width / self.photo.image.height)
+        left = 2 * (third + 0.3)
+        high = self.photo.draw(sheet, x, y, third)
+        self.marginal.draw(sheet, x + third + 0.3, y, third)
+        return max(high, self.ranking.draw(sheet, x + left, y - 0.03, width - left) + 0.3)
 
 
 @dataclass
@@ -143,23 +138,21 @@ class _Section:
     note: str
     block: Block
 
-    def height(self, width: float) -> float:
-        return 0.62 + self.block.height(width) + 0.1
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
+    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> float:
         sheet.rectangle(x, y + 0.06, width, 0.012, s.RULE)
         sheet.text(x, y + 0.29, self.caption, 12.5, fontweight="bold")
         sheet.text(x + s.text_width(self.caption, 12.5, bold=True) + 0.2, y + 0.3, self.note, 9, color=s.MUTED)
-        self.block.draw(sheet, x, y + 0.62, width)
+        return 0.62 + self.block.draw(sheet, x, y + 0.62, width) + 0.1
 
 
 def _page(*blocks: Block, width: float, margin: float = _MARGIN) -> Figure:
-    """A figure that holds blocks, one below the other."""
-    inner, y = width - 2 * margin, margin
-    sheet = Sheet(width, sum(block.height(inner) for block in blocks) + 2 * margin)
-    for block in blocks:
-        block.draw(sheet, margin, y, inner)
-        y += block.height(inner)
+    """A figure that holds blocks, one below the other: drawn once to see how high they become, and then for good."""
+    height = 1.0
+    for _ in range(2):
+        sheet, y = Sheet(width, height), margin
+        for block in blocks:
+            y += block.draw(sheet, margin, y, width - 2 * margin)
+        height = y + margin
     return sheet.figure
 
 
