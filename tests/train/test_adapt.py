@@ -56,9 +56,11 @@ class Words:
 
 def test_broad_targets_know_what_each_source_tells():
     captions = {
-        "both": ["a dog with a red frisbee"], "caption": ["a puppy with a red frisbee", "dog"], "tag": ["a red frisbee"],
+        "both": ["a dog with a red frisbee"],
+        "caption": ["a puppy with a red frisbee", "dog"],
+        "tag": ["a red frisbee"],
         "cap2": ["puppy"],
-    }  # fmt: skip
+    }
     labels = annotated(("cat", "dog"), {"both": ("cat",), "label": ("dog",), "elsewhere": ("cat",)})
     keys = ["both", "caption", "label", "tag", "cap2"]
     broad = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=2))  # type: ignore[arg-type]
@@ -80,7 +82,8 @@ def test_broad_targets_know_what_each_source_tells():
         **tags,
     }  # nor that there is no dog: only annotations deny labels
     assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
-    far = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=2, ignore_above=0.95))  # type: ignore[arg-type]
+    config = AdaptConfig(min_images=2, ignore_above=0.95)
+    far = broad_targets(Words(), keys, captions, labels, config)  # type: ignore[arg-type]
     assert far.targets[keys.index("both"), far.names.index("puppy")] == 0
     assert broad.labels == far.labels == 2
     few = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=99))  # type: ignore[arg-type]

@@ -37,8 +37,11 @@ def test_rules_are_the_scores_of_the_model(tiny: Path):
     backbone = load_frozen(str(tiny / "backbone"))
     test = read_test(tiny / "data", "gzsl").annotations
     pixels = decode_all(test.records, backbone.preprocess)
-    for name, score, rule in (("ramatch", "cosine", "g+r"), ("ramatch", "softmax", "softmax-mean"),
-                              ("paper", "softmax", "softmax-mean-1/N")):  # fmt: skip
+    for name, score, rule in (
+        ("ramatch", "cosine", "g+r"),
+        ("ramatch", "softmax", "softmax-mean"),
+        ("paper", "softmax", "softmax-mean-1/N"),
+    ):
         torch.manual_seed(0)
         ram = RAM(backbone, preset(name, score=score, region_share=0.5, best_share=0.0, **SMALL)).eval()
         found = score_rules(

@@ -17,7 +17,7 @@ from ramatch.errors import RamatchError
 from ramatch.modeling.ram import RAM
 from ramatch.progress import Progress, clock
 from ramatch.train.config import OptimConfig
-from ramatch.train.log import RunLog, read_log
+from ramatch.train.folder import RunLog, read_log
 from ramatch.train.optim import (
     EMA,
     build_optimizers,

@@ -20,8 +20,8 @@ from train_tiny import tiny_config, tiny_values
 from ramatch.errors import RamatchError
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
+from ramatch.train.folder import read_log
 from ramatch.train.interrupt import Interrupted
-from ramatch.train.log import read_log
 from ramatch.train.run import train
 
 HERE = Path(__file__).parent
@@ -41,8 +41,11 @@ def test_killed_at_any_moment_ends_bit_identical(tiny: Path, tmp_path: Path, cac
     seed = {"none": 5, "device": 11}[cache]
     done = subprocess.run(
         [sys.executable, str(HERE / "train_killer.py"), json.dumps(values), str(seed)],
-        env=env, capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert all(found["same"].values()), found
@@ -100,13 +103,13 @@ def test_full_disk_leaves_the_last_good_checkpoint(tiny: Path, tmp_path: Path, m
 
 
 def test_full_disk_in_the_log(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramatch.train import log
+    from ramatch.train import folder
 
     def full(self, kind, *, step, **values) -> None:
         if step == 6:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(log.RunLog, "write", full)
+    monkeypatch.setattr(folder.RunLog, "write", full)
     with pytest.raises(RamatchError, match=r"disk is full.*step-00000004"):
         quiet(tiny_config(tiny, output=str(tmp_path / "run")))
 

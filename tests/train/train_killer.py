@@ -1,7 +1,7 @@
 """Run by test_train_resume.py in a process of its own: trains, is killed again and again, resumes, and compares.
 
-Children are forked, so that torch is imported once. A hook in the child (nothing in the package) makes it stand still at a
-chosen point of a save, so that SIGKILL hits exactly there.
+Children are forked, so that torch is imported once. A hook in the child (nothing in the package) makes it stand still
+at a chosen point of a save, so that SIGKILL hits exactly there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from ramatch import files
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
-from ramatch.train.log import TIMES, read_log
+from ramatch.train.folder import TIMES, read_log
 from ramatch.train.run import train
 
 

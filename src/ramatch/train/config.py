@@ -10,10 +10,8 @@ import torch
 
 from ..config import LOSSES, PRECISIONS, RAMConfig, preset
 from ..data.augment import AugmentConfig
+from ..evaluation.models import DTYPES
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Settings, Share
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SCHEDULES = ("cosine", "reference")
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,9 @@ class OptimConfig(Settings):
     prompt_lr: NotNegative = 1e-3  # SGD, label prompts and visual prompts
     prompt_momentum: Share = 0.9
     prompt_weight_decay: NotNegative = 0.0
-    schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # reference: per epoch, as the authors' program does
+    schedule: Annotated[str, OneOf(("cosine", "reference"))] = (
+        "cosine"  # reference: per epoch, as the authors' program does
+    )
     warmup: Share = 0.05  # share of all steps (cosine)
     final_lr: Share = 0.0  # share of each rate left at the end (cosine)
     clip_norm: Positive | None = 1.0  # of all gradients: where the temperatures' are large, SGD's prompts hardly move

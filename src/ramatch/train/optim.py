@@ -1,4 +1,4 @@
-"""What learns how fast: AdamW, and SGD for prompts; schedules; clipping over both; bounds on temperatures; the average."""
+"""What learns how fast: AdamW, and SGD for prompts; schedules; clipping over both; bounds on temperatures; averages."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def all_groups(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[dict[str
 
 
 def schedule(step: int, total: int, warmup: float, final: float = 0.0) -> float:
-    """Factor on every rate at `step` (from 0): linear from 1/w up to 1 over w = warmup · total steps, then a half cosine
-    down to `final` at the last step."""
+    """Factor on every rate at `step` (from 0): linear from 1/w up to 1 over w = warmup · total steps, then a half
+    cosine down to `final` at the last step."""
     w = round(warmup * total)
     if step < w:
         return (step + 1) / w
@@ -139,8 +139,8 @@ def clamp(limits: Iterable[Limit]) -> None:
 
 
 class EMA:
-    """average ← decay · average + (1 − decay) · weights, for parameters and BatchNorm's running statistics, in one fused
-    kernel; counters are copied. `live`: the tensors of the model, which are followed where they lie."""
+    """average ← decay · average + (1 − decay) · weights, for parameters and BatchNorm's running statistics, in one
+    fused kernel; counters are copied. `live`: the tensors of the model, which are followed where they lie."""
 
     def __init__(self, live: Mapping[str, Tensor]) -> None:
         self.live = {name: t.detach() for name, t in live.items()}

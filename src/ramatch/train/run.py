@@ -25,7 +25,7 @@ from . import checkpoint
 from .assemble import build_ram, read_data
 from .config import TrainConfig
 from .distributed import World, gather, world
-from .folder import RunFolder
+from .folder import RunFolder, RunLog
 from .interrupt import Interrupt, Interrupted
 from .task import Batch, RAMTask
 from .trainer import Place, Trainer, seed_all
@@ -156,7 +156,8 @@ def _begin(trainer: Trainer, task: LabelledTask, folder: RunFolder, state: dict[
         folder.begin(config, facts)
         if data.validation is not None:
             files.write_json(folder.path / "validation.json", [r.key for r in data.validation.records])
-        trainer.open_log(None if state is None else state["log"], config.tensorboard)
+        position = None if state is None else state["log"]
+        trainer.log = RunLog(folder.log, position=position, step=place.step, tensorboard=config.tensorboard)
     told = f"{headline}\nrun folder {folder.path}, {trainer.total:,} steps on {here.device}"
     trainer.line.message(told + (f", continuing at step {place.step:,}" if place.step else ""))
 

@@ -21,10 +21,8 @@ Batch = tuple[Tensor, ...]
 class Task(nn.Module):
     """`task(*batch)` → loss (). A module, so that DistributedDataParallel can wrap it.
 
-    `sampler` says where in which epoch the training is. `recordable`: the loss is device work alone, fit for a CUDA
-    graph."""
+    The loss is device work alone, fit for a CUDA graph. `sampler` says where in which epoch the training is."""
 
-    recordable = True
     sampler: ResumableSampler
 
     def roles(self) -> Roles:

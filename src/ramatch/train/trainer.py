@@ -19,9 +19,8 @@ from ..progress import Progress
 from . import checkpoint
 from .config import LoopConfig, TrainConfig
 from .distributed import World
-from .folder import RunFolder
+from .folder import RunFolder, RunLog
 from .interrupt import Interrupt
-from .log import RunLog
 from .optim import EMA, rates, reference_schedule, schedule, set_rates
 from .step import TrainStep
 from .task import Batch, Task, diverged
@@ -71,7 +70,7 @@ class Trainer:
         self.total = min(config.epochs * per_epoch, config.max_steps or 2**62)
         self.place, self.loss_sum = Place(), torch.zeros((), device=here.device)
         self.history: list[dict[str, Any]] = []  # lines of the log
-        self.log: RunLog | None = None
+        self.log: RunLog | None = None  # the leader's
         images = self.total * task.sampler.global_batch * optim.accumulate
         self.line = Progress(images, "training", enabled=progress)
 
@@ -146,11 +145,6 @@ class Trainer:
             self.log.write("step", step=step, **entry)
 
     # --------------------------------------------------------------------------- validation, checkpoints, resume
-
-    def open_log(self, position: int | None, tensorboard: bool) -> None:
-        """Write to the folder's log from here on. `position`: where the checkpoint that was restored left it."""
-        assert self.folder is not None
-        self.log = RunLog(self.folder.log, position=position, step=self.place.step, tensorboard=tensorboard)
 
     def _validate(self) -> None:
         """Evaluate plain and averaged weights on validation, note the better, keep it if it is the best so far."""
