@@ -29,6 +29,10 @@ def quick(epochs: int = 1) -> CachedConfig:
     return CachedConfig(epochs=epochs, batch_size=16, views=2).replace(**{"optim.lr": 0.01})
 
 
+def arguments(tiny: Path, variant: str) -> list[str]:
+    return ["study", "--model", str(tiny / "backbone"), "--data", str(tiny / "data"), "--variants", variant]
+
+
 def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
     return cache_features(ram_stem(ram), pixels, Views())
 
@@ -72,16 +76,8 @@ def test_study_trains_and_compares(
     rows = study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["small"], seeds=[0, 0], device="cpu")
     assert rows[0]["scores"] == rows[1]["scores"], "a seed decides everything"
     assert set(rows[0]["scores"]["partial-r"]) == set(rows[0]["scores"]["own"]) == {"zsl", "gzsl"}
-    arguments = [
-        "study",
-        "--model",
-        str(tiny / "backbone"),
-        "--data",
-        str(tiny / "data"),
-        "--variants",
-        "small",
-    ]
-    assert main([*arguments, "--seeds", "0", "--device", "cpu", "--json", str(tmp_path / "rows.json")]) == 0
+    options = ["--seeds", "0", "--device", "cpu", "--json", str(tmp_path / "rows.json")]
+    assert main([*arguments(tiny, "small"), *options]) == 0
     assert "small, seed 0" in capsys.readouterr().out
     with pytest.raises(RamatchError, match="unknown variant"):
         study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["smal"])
@@ -142,27 +138,13 @@ def test_fewer_images_and_other_settings(
     whole = {p: len(read_test(tiny / "data", p).annotations) for p in ("zsl", "gzsl")}
     kept: list[int] = []
     monkeypatch.setattr(features, "cache_features", lambda *a: kept.append(len(a[1])) or cache_features(*a))
-    arguments = [
-        "study",
-        "--model",
-        str(tiny / "backbone"),
-        "--data",
-        str(tiny / "data"),
-        "--variants",
-        "one",
-        "--seeds",
-        "0",
-    ]
-    assert (
-        main(
-            [*arguments, "--limit", "8", "--test-limit", str(whole["gzsl"] - 1), "epochs=1", "batch_size=4", "views=1"]
-        )
-        == 0
-    )
+    given = [*arguments(tiny, "one"), "--seeds", "0"]
+    fewer = ["--limit", "8", "--test-limit", str(whole["gzsl"] - 1)]
+    assert main([*given, *fewer, "epochs=1", "batch_size=4", "views=1"]) == 0
     assert seen == [((1, 8), 1, 4, 0.01)]
     assert kept[0] == 8
     assert kept[1] in (whole["zsl"], whole["zsl"] - 1)
     assert kept[2] == whole["gzsl"] - 1
     for wrong, words in (("speed=3", "name=value"), ("views=0", "'views' must be"), ("epochs=0", "epochs")):
-        assert main([*arguments, wrong]) == 2
+        assert main([*given, wrong]) == 2
         assert words in capsys.readouterr().err

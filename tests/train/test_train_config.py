@@ -7,8 +7,16 @@ import pytest
 from ramatch.data.benchmarks import BENCHMARKS
 from ramatch.errors import RamatchError
 from ramatch.settings import parse_value
-from ramatch.train.config import FREE_ON_RESUME, DataConfig, ModelConfig, TrainConfig, differences
-from ramatch.train.recipe import dump_config, list_recipes, load_recipe
+from ramatch.train.config import (
+    FREE_ON_RESUME,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    differences,
+    dump_config,
+    list_recipes,
+    load_recipe,
+)
 
 
 def test_every_benchmark_has_a_recipe_that_loads() -> None:

@@ -102,19 +102,17 @@ def read_data(config: DataConfig, seed: int = 0) -> TrainData:
     unknown = [c for c in config.holdout_classes if c not in everything.classes]
     if unknown:
         raise RamatchError(f"data.holdout_classes: the data has no label '{unknown[0]}'")
-    hidden = set(config.holdout_classes)
+    hidden, validation = set(config.holdout_classes), None
     seen = tuple(c for c in everything.classes if c not in hidden)
-    showing = [i for i, r in enumerate(everything.records) if hidden & set(r.labels)]
-    rest = sorted(set(range(len(everything))) - set(showing))
-    train, validation = everything.subset(rest), None
+    rest = [i for i, r in enumerate(everything.records) if not hidden & set(r.labels)]
+    train = everything.subset(rest)
     if isinstance(config.validation, str):
         place, classes = find_data(config.validation), everything.classes
         validation = read_split(place, config.validation_split, classes=classes, images=config.images)
     elif config.validation > 0:
-        held = hold_out([r.key for r in train.records], config.validation)
-        kept = sorted(set(range(len(train))) - set(held))
-        validation = everything.subset(sorted([rest[i] for i in held] + showing))
-        train = train.subset(kept)
+        held = {rest[i] for i in hold_out([r.key for r in train.records], config.validation)}
+        kept = [i for i in rest if i not in held]
+        train, validation = everything.subset(kept), everything.subset(sorted(set(range(len(everything))) - set(kept)))
     if config.limit is not None and config.limit < len(train):
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
         train = train.subset(sorted(order[: config.limit].tolist()))
@@ -122,7 +120,5 @@ def read_data(config: DataConfig, seed: int = 0) -> TrainData:
             validation = validation.subset(range(min(len(validation), config.limit)))
     if len(train) == 0:
         raise RamatchError(f"{config.path}: no training image is left after holding some out")
-    classes = seen + tuple(config.holdout_classes)
-    return TrainData(
-        train.restrict(seen), None if validation is None else validation.restrict(classes), config.holdout_classes
-    )
+    validation = None if validation is None else validation.restrict(seen + config.holdout_classes)
+    return TrainData(train.restrict(seen), validation, config.holdout_classes)

@@ -16,8 +16,7 @@ import torch
 from .. import files
 from ..errors import RamatchError
 from . import checkpoint
-from .config import TrainConfig, differences
-from .recipe import dump_config
+from .config import TrainConfig, differences, dump_config
 
 TIMES = ("time", "seconds", "images_per_s")  # fields that differ between two runs of the same thing
 
