@@ -67,12 +67,13 @@ class LabelledTask(RAMTask):
         data, batch, workers = self.data.train, config.batch_size, config.data.workers
         drop_last = len(data) >= batch * here.size
         self.sampler = ResumableSampler(len(data), config.seed, batch, here.rank, here.size, drop_last=drop_last)
-        self.images, self.pixels, self.targets = images, None, data.targets().float()
+        self.images, self.pixels, self.targets = images, None, data.targets()
         if config.data.cache == "device":
             self.images = images or ImageCache(workers)
             self.pixels = self.images.stack(data.records, ram.preprocess, progress=progress).to(here.device)
-            self.targets = self.targets.to(here.device)
+            self.targets = self.targets.to(here.device)  # as bytes: there may be a thousand labels
         else:
+            self.targets = self.targets.float()
             cut = config.augment if config.augment.enabled else None
             dataset = ImageDataset(data.records, ram.preprocess, augment=cut, seed=config.seed)
             options = {"pin_memory": here.device.type == "cuda", "persistent_workers": workers > 0}
