@@ -73,14 +73,14 @@ def test_study_trains_and_compares(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
 ):
     monkeypatch.setitem(VARIANTS, "small", Variant("ramatch", SMALL, quick(8)))
-    rows = study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["small"], seeds=[0, 0], device="cpu")
+    rows = list(study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["small"], seeds=[0, 0], device="cpu"))
     assert rows[0]["scores"] == rows[1]["scores"], "a seed decides everything"
     assert set(rows[0]["scores"]["partial-r"]) == set(rows[0]["scores"]["own"]) == {"zsl", "gzsl"}
     options = ["--seeds", "0", "--device", "cpu", "--json", str(tmp_path / "rows.json")]
     assert main([*arguments(tiny, "small"), *options]) == 0
     assert "small, seed 0" in capsys.readouterr().out
     with pytest.raises(RamatchError, match="unknown variant"):
-        study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["smal"])
+        next(study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["smal"]))
 
 
 def test_published_variants_are_valid():
@@ -96,12 +96,14 @@ def test_stems_are_made_once_for_variants_and_seeds_that_share_them(tiny: Path, 
     made: list[int] = []
     monkeypatch.setattr(features, "cache_features", lambda *a: made.append(a[2].count) or cache_features(*a))
     backbone, data = str(tiny / "backbone"), StudyData(tiny / "data")
-    rows = study(backbone, data, variants=("one", "two"), seeds=(0, 1))
+    rows = list(study(backbone, data, variants=("one", "two"), seeds=(0, 1)))
     assert made == [2, 1, 1]  # training images in two views, and two test sets
-    alone = study(backbone, data, variants=("two",), seeds=(1,))
+    alone = list(study(backbone, data, variants=("two",), seeds=(1,)))
     assert rows[-1]["scores"] == alone[0]["scores"]
     made.clear()
-    study(backbone, data, variants=("one", "above", "other"), seeds=(0,))  # TSS begins above where visual prompts do
+    list(
+        study(backbone, data, variants=("one", "above", "other"), seeds=(0,))
+    )  # TSS begins above where visual prompts do
     assert made == [2, 1, 1, 2, 1, 1]
 
 
@@ -113,9 +115,9 @@ def test_a_study_cut_short_leaves_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
         "scores": {"g+r": {p: {"mAP": 1.0, "F1@3": 2.0} for p in ("zsl", "gzsl")}},
     }
 
-    def cut(*_, report, **__):
-        report(row)
-        report(row | {"seed": 1})
+    def cut(*_, **__):
+        yield row
+        yield row | {"seed": 1}
         raise RamatchError("out of memory")
 
     monkeypatch.setattr(module, "study", cut)

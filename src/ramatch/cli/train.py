@@ -302,9 +302,11 @@ def run_study(arguments: argparse.Namespace) -> int:
     from ..train.config import CachedConfig
     from ..train.study import StudyData, study
 
+    data = StudyData(arguments.data, arguments.limit, arguments.test_limit)
+    chosen = _options(arguments, "label_features", "seeds", "device") | {"variants": arguments.variants.split(",")}
+    chosen["changes"] = parse_overrides(arguments.overrides, dotted_names(CachedConfig))
     rows: list[dict[str, Any]] = []
-
-    def show(row: dict[str, Any]) -> None:
+    for row in study(arguments.model, data, **chosen):
         rows.append(row)
         if arguments.json:  # after every row: a run that is cut short leaves what it had
             write_json(arguments.json, rows)
@@ -312,9 +314,4 @@ def run_study(arguments: argparse.Namespace) -> int:
         for rule, found in row["scores"].items():
             numbers = (f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
             print(f"  {rule:18s}" + " | ".join(numbers), flush=True)
-
-    data = StudyData(arguments.data, arguments.limit, arguments.test_limit)
-    chosen = {"variants": arguments.variants.split(","), "seeds": arguments.seeds, "device": arguments.device}
-    chosen["changes"] = parse_overrides(arguments.overrides, dotted_names(CachedConfig))
-    study(arguments.model, data, label_features=arguments.label_features, report=show, **chosen)
     return 0

@@ -150,8 +150,7 @@ def read_test(
         raise RamatchError(f"protocol must be 'zsl' or 'gzsl', got '{protocol}'")
     path = find_data(data)
     known, new = (read_classes(x) if isinstance(x, (str, os.PathLike)) else x for x in (seen, unseen))
-    plain = all(x is None for x in (split, classes, known, new))
-    if plain and path.is_dir() and (path / "test_gzsl.json").is_file():
+    if all(x is None for x in (split, classes, known, new)) and (path / "test_gzsl.json").is_file():
         test = read_protocol(path, protocol, images_root=images_root)
         note = f"{path}: {test.protocol.split}"
         return TestSet(test.annotations, tuple(test.seen), tuple(test.unseen), protocol, note)

@@ -76,11 +76,8 @@ class RunFolder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         files.write_text(self.path / "config.yaml", dump_config(config))
         files.write_text(self.path / "README.txt", README.format(folder=self.path, log_every=config.log_every))
-        facts |= {
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "torch": torch.__version__,
-        }
-        facts |= {"python": platform.python_version(), "system": platform.platform()}
+        facts |= {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()}
+        facts["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         self.note(status="running", started=time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts)
 
     def note(self, **facts: Any) -> None:

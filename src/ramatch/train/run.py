@@ -187,7 +187,7 @@ def _evaluate_best(task: LabelledTask, folder: RunFolder, place: Place) -> dict[
     if (report := task.evaluate()) is not None:
         reports["validation"] = report
     path = find_data(task.config.data.path)
-    if task.config.eval.test and path.is_dir() and (path / "test_gzsl.json").is_file():
+    if task.config.eval.test and (path / "test_gzsl.json").is_file():
         for protocol in ("zsl", "gzsl"):
             test = read_test(path, protocol, images_root=task.config.data.images)
             scores = task.scores(test.annotations, protocol)

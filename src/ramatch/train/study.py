@@ -3,7 +3,7 @@ score of a model's two branches. The CLIP tables of docs/results.md are this."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,24 +106,18 @@ def study(
     seeds: Sequence[int] = (0, 1, 2),
     changes: dict[str, Any] | None = None,
     device: str | None = None,
-    report: Callable[[dict[str, Any]], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Train each variant with each seed and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}. `changes`: settings of
-    `CachedConfig`, for all variants."""
+) -> Iterator[dict[str, Any]]:
+    """Train each variant with each seed and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}, each when it is known.
+    `changes`: settings of `CachedConfig`, for all variants."""
     if unknown := set(variants) - set(VARIANTS):
         raise RamatchError(f"unknown variant(s) {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
     chosen = {name: VARIANTS[name].config.replace(**changes or {}) for name in variants}
     own = load_frozen(backbone, label_features=label_features).to(pick_device(device))
     bench = Bench(own, *data.read())
-    rows = []
     for name, config in chosen.items():
         ram_config = preset(VARIANTS[name].preset, **VARIANTS[name].ram)
         for seed in seeds:
-            row = {"variant": name, "seed": seed} | bench.measure(ram_config, config.replace(seed=seed))
-            rows.append(row)
-            if report is not None:
-                report(row)
-    return rows
+            yield {"variant": name, "seed": seed} | bench.measure(ram_config, config.replace(seed=seed))
 
 
 class Bench:
