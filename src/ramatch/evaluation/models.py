@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,22 @@ def collect_scores(
     score with a fused copy of the weights (see `fuse`); by default on a GPU."""
     training, device, dtype = ram.training, ram.backbone.device, ram.backbone.dtype
     kept, pending, done = [], [], 0  # (B, N, 4) on the CPU; those still on the device, moved in large pieces
+    batches: Iterable[Tensor]
+    if images is not None:
+        batches = images.stack(data.records, ram.preprocess, progress=progress).split(batch_size)
+    else:
+        workers, pin = min(workers, -(-len(data) // batch_size)), device.type == "cuda"
+        dataset = ImageDataset(data.records, ram.preprocess)
+        loader = ImageLoader(dataset, workers=workers, batch_size=batch_size, pin_memory=pin)
+        batches = (pixels for pixels, _ in loader)
     line = Progress(len(data), what, enabled=progress)
-    line.start()
     ram.eval()
     try:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             model = fuse(ram) if fast or (fast is None and device.type == "cuda") else ram
             labels = ram.encode_labels(data.classes)
             engine = GraphedRAM(model, labels, batch_size=batch_size, best=True, patience=PATIENCE)
-            for pixels in _pixels(ram, data, batch_size, workers, images, progress):
+            for pixels in batches:
                 output = engine(pixels)  # its numbers are left on the device, so that nothing waits for them
                 assert output.scores is not None
                 pending.append(torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float())
@@ -106,18 +113,6 @@ def collect_scores(
     found = torch.cat([torch.zeros(0, len(data.classes), 4), *kept, *(p.cpu() for p in pending)]).numpy()
     keys = tuple(r.key for r in data.records)
     return Scores(data.classes, keys, found[..., 0], found[..., 1:], data.targets().numpy())
-
-
-def _pixels(
-    ram: RAM, data: Annotations, batch_size: int, workers: int, images: ImageCache | None, progress: bool
-) -> Iterator[Tensor]:
-    if images is not None:
-        yield from images.stack(data.records, ram.preprocess, progress=progress).split(batch_size)
-        return
-    workers, pin = min(workers, -(-len(data) // batch_size)), ram.backbone.device.type == "cuda"
-    dataset = ImageDataset(data.records, ram.preprocess)
-    for pixels, _ in ImageLoader(dataset, workers=workers, batch_size=batch_size, pin_memory=pin):
-        yield pixels
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,11 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
 
     A value is read as JSON where it can be (`true`, `null`, `3`, `["a", "b"]`), else as text.
     """
-    path = _find_recipe(name_or_path)
+    path, inside = Path(name_or_path).expanduser(), RECIPES / f"{name_or_path}.yaml"
+    if not path.is_file():
+        if len(path.parts) > 1 or not inside.is_file():
+            raise RamatchError(f"no recipe '{path}': give a YAML file or one of {', '.join(list_recipes())}")
+        path = inside
     text = read_text(path)
     try:
         values = json.loads(text)
@@ -220,13 +224,3 @@ def dump_config(config: TrainConfig) -> str:
     except ImportError:
         return json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n"
     return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-
-
-def _find_recipe(name: str | Path) -> Path:
-    path = Path(name).expanduser()
-    inside = RECIPES / f"{name}.yaml"
-    if path.is_file():
-        return path
-    if len(Path(name).parts) == 1 and inside.is_file():
-        return inside
-    raise RamatchError(f"no recipe '{name}': give a YAML file or one of {', '.join(list_recipes())}")

@@ -82,21 +82,20 @@ class LabelledTask(RAMTask):
             ram.encode_labels(self.data.seen)
 
     def batches(self) -> Iterator[Batch]:
-        """(pixels uint8 or float in [0, 255] (B, 3, H, W), targets (B, N))."""
+        """(pixels uint8 or float in [0, 255] (B, 3, H, W), targets (B, N)): those left in the sampler's epoch."""
         config, preprocess = self.config, self.ram.preprocess
         table = epoch_table(len(self.targets), config.seed, self.sampler.epoch).to(self.targets.device)
         size, fill = None if self.pixels is None else preprocess.size, [255 * m for m in preprocess.mean]
-        for pixels, rows in self._raw():
+        if (kept := self.pixels) is None:
+            source: Iterable[tuple[Tensor, Tensor]] = self.loader
+        else:
+            source = ((kept[rows], rows) for rows in self.sampler.rows(self.device))
+        for decoded, rows in source:
+            pixels = decoded.to(self.device, non_blocking=True)
             if config.augment.enabled:
                 draws = table[rows].to(self.device, non_blocking=True)
                 pixels = augment(pixels, draws, config.augment, fill, size)
             yield pixels, self.targets[rows].to(self.device, non_blocking=True)
-
-    def _raw(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """Pixels on the device and which images they are of: those left in the sampler's epoch."""
-        if self.pixels is not None:
-            return ((self.pixels[rows], rows) for rows in self.sampler.rows(self.device))
-        return ((pixels.to(self.device, non_blocking=True), rows) for pixels, rows in self.loader)
 
     def identity(self) -> dict[str, str]:
         return {"backbone": self.ram.backbone.fingerprint(), "data": self.data.digest()}
