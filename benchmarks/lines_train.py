@@ -12,7 +12,7 @@ from ramatch.modeling.graph import GraphedRAM
 from ramatch.modeling.ram import RAM
 from ramatch.train.config import OptimConfig
 from ramatch.train.distributed import World
-from ramatch.train.ema import EMA
+from ramatch.train.optim import EMA
 from ramatch.train.step import WARMUP, TrainStep
 from ramatch.train.task import RAMTask
 

@@ -24,7 +24,7 @@ MARKERS = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -
 
 
 class Table(NamedTuple):
-    """A file under results/, and what each column shows of a row: its heading and a template with the file's columns."""
+    """A file under results/, and what each column shows of a row: a heading and a template with the file's columns."""
 
     file: str
     columns: dict[str, str]

@@ -92,14 +92,14 @@ def test_crowds_and_empty_boxes_are_left_out(model, tmp_path, capsys):
     found = localize(model, put_coco(tmp_path / "a", extra=extra), device="cpu", progress=True).result()
     plain = localize(model, put_coco(tmp_path / "b"), device="cpu").result()
     assert found == plain
-    assert capsys.readouterr().err == "\r3/3 images\n"
+    assert "localizing 3/3" in capsys.readouterr().err
 
 
 def test_data_without_boxes(model, tmp_path, monkeypatch):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "a.json").write_text(json.dumps({"classes": ["cat"], "images": [["a.png", ["cat"]]]}))
     loads: list[int] = []
-    monkeypatch.setattr(Recognizer, "from_pretrained", lambda *a, **k: loads.append(1))
+    monkeypatch.setattr(Recognizer, "__init__", lambda *a, **k: loads.append(1))
     with pytest.raises(RamatchError, match="no image has boxes"):
         localize(model, tmp_path / "a.json", device="cpu")
     assert loads == []  # said before the model is loaded

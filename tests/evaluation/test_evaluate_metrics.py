@@ -37,13 +37,13 @@ def test_average_precision_equals_scikit_learn(problem):
         assert ap[j] == pytest.approx(want, abs=1e-12)
     if targets.any():
         want = sk.average_precision_score(targets.ravel(), scores.ravel())
-        assert metrics.mean_ap_micro(scores, targets) == pytest.approx(want, abs=1e-12)
+        assert metrics.mean_aps(scores, targets)["mAP_micro"] == pytest.approx(want, abs=1e-12)
         keep = targets.any(0)
         want = sk.average_precision_score(targets[:, keep], scores[:, keep], average="macro")
         assert metrics.mean_ap(scores, targets) == pytest.approx(want, abs=1e-12)
         tagged = targets.any(1)
         want = np.mean([sk.average_precision_score(t, s) for s, t in zip(scores[tagged], targets[tagged], strict=True)])
-        assert metrics.mean_ap_images(scores, targets) == pytest.approx(want, abs=1e-12)
+        assert metrics.mean_aps(scores, targets)["mAP_images"] == pytest.approx(want, abs=1e-12)
 
 
 @given(problems(), st.integers(1, 9))
@@ -111,16 +111,16 @@ def test_the_readings_of_map_differ_as_named():
     scores = np.array([[0.9, 0.1, 0.3], [0.8, 0.7, 0.2], [0.95, 0.6, 0.1]])
     targets = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0]])  # third class empty, third image untagged
     assert metrics.mean_ap(scores, targets) == pytest.approx((1 / 2 + 1) / 2)
-    assert metrics.mean_ap_tagged(scores, targets) == pytest.approx(1.0)
-    assert metrics.mean_ap_empty_zero(scores, targets) == pytest.approx((1 / 2 + 1) / 3)
-    assert metrics.mean_ap_images(scores, targets) == pytest.approx((1 + 1 / 2) / 2)
-    assert metrics.mean_ap_micro(scores, targets) == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert metrics.mean_aps(scores, targets)["mAP_tagged"] == pytest.approx(1.0)
+    assert metrics.mean_aps(scores, targets)["mAP_empty_zero"] == pytest.approx((1 / 2 + 1) / 3)
+    assert metrics.mean_aps(scores, targets)["mAP_images"] == pytest.approx((1 + 1 / 2) / 2)
+    assert metrics.mean_aps(scores, targets)["mAP_micro"] == pytest.approx((1 / 2 + 2 / 4) / 2)
     assert metrics.at_k(scores, targets, 1).precision == pytest.approx(1 / 3)
 
 
 def test_nothing_to_count_is_zero():
     scores, targets = np.zeros((4, 3)), np.zeros((4, 3))
-    assert [f(scores, targets) for f in metrics.MAP_VARIANTS.values()] == [0.0] * 5
+    assert list(metrics.mean_aps(scores, targets).values()) == [0.0] * 5
     assert metrics.at_k(scores[:0], targets[:0], 2) == metrics.PRF(0.0, 0.0, 0.0)
     assert metrics.mean_ap(np.zeros((0, 3)), np.zeros((0, 3))) == 0.0
     assert metrics.harmonic_mean(0.0, 0.7) == 0.0

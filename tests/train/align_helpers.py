@@ -13,8 +13,12 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 COLOURS = {
-    "red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 230), "yellow": (240, 230, 40), "white": (250, 250, 250),
-}  # fmt: skip
+    "red": (220, 30, 30),
+    "green": (30, 200, 40),
+    "blue": (40, 60, 230),
+    "yellow": (240, 230, 40),
+    "white": (250, 250, 250),
+}
 PLACES = {"top": (0, 8), "bottom": (16, 8), "left": (8, 0), "right": (8, 16)}  # corner of the square: row, column
 WORDS = ["a", "square", "at", "the", "there", "is", "something", "photo", "of", "A", ".", *COLOURS, *PLACES]
 SIDE = 32
@@ -32,10 +36,14 @@ def tiny_towers(root: Path) -> tuple[Path, Path]:
     ).save_pretrained(vision)
     BertModel(
         BertConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=40,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            vocab_size=40,
             max_position_embeddings=24,
         )
-    ).save_pretrained(text)  # fmt: skip
+    ).save_pretrained(text)
     ids = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     inner = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -56,9 +56,11 @@ class Words:
 
 def test_broad_targets_know_what_each_source_tells():
     captions = {
-        "both": ["a dog with a red frisbee"], "caption": ["a puppy with a red frisbee", "dog"], "tag": ["a red frisbee"],
+        "both": ["a dog with a red frisbee"],
+        "caption": ["a puppy with a red frisbee", "dog"],
+        "tag": ["a red frisbee"],
         "cap2": ["puppy"],
-    }  # fmt: skip
+    }
     labels = annotated(("cat", "dog"), {"both": ("cat",), "label": ("dog",), "elsewhere": ("cat",)})
     keys = ["both", "caption", "label", "tag", "cap2"]
     plain = AdaptConfig(min_images=2, lexicon=None)

@@ -18,7 +18,7 @@ from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.train import align as module
 from ramatch.train.align import AlignConfig, AlignTask, CaptionData, align, align_folder, contrast
-from ramatch.train.join import join_towers
+from ramatch.train.assemble import join_towers
 
 # random sentence encoders find all words alike, so hardly anything may be ignored as too close
 CONFIG = AlignConfig(
@@ -65,8 +65,11 @@ def same(a: Backbone, b: Backbone) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-@pytest.mark.parametrize("changes", [{}, {"saa_layers": 1, "views": 3}, {"tag_across": 0.0, "optim.average": 0.5}],
-                         ids=["plain", "saa-views", "average"])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"saa_layers": 1, "views": 3}, {"tag_across": 0.0, "optim.average": 0.5}],
+    ids=["plain", "saa-views", "average"],
+)
 def test_the_same_seed_gives_the_same_weights(towers, changes):
     pixels, captions, _ = squares(40)
     config = SHORT.replace(**changes)
@@ -97,9 +100,15 @@ def test_without_tags(towers):
 def test_bad_settings_and_data(towers):
     pixels, captions, _ = squares(6)
     for wrong in (
-        {"epochs": 0}, {"batch_size": 1}, {"crop": 0.0}, {"optim.average": 1.0}, {"tag_across": 2.0}, {"beta": 0.0},
-        {"global_pool": "max"}, {"views": 0},
-    ):  # fmt: skip
+        {"epochs": 0},
+        {"batch_size": 1},
+        {"crop": 0.0},
+        {"optim.average": 1.0},
+        {"tag_across": 2.0},
+        {"beta": 0.0},
+        {"global_pool": "max"},
+        {"views": 0},
+    ):
         with pytest.raises(RamatchError):
             SHORT.replace(**wrong)
     with pytest.raises(RamatchError, match="6 images and 5 lists"):

@@ -16,7 +16,7 @@ from ramatch.evaluation.retrieval import retrieval
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.train.align import contrast
-from ramatch.train.join import join_towers
+from ramatch.train.assemble import join_towers
 
 
 def test_contrast_against_a_double_loop():

@@ -20,32 +20,38 @@ from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.checkpoints.towers import TEXT, read_text, read_vision
 from ramatch.modeling.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN
 from ramatch.train.align import AlignConfig, align
-from ramatch.train.join import join_towers
+from ramatch.train.assemble import join_towers
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
 WORDS = {"vocab_size": 40, "max_position_embeddings": 24}
 CLIP_SEES = transformers.CLIPVisionConfig(**SHAPE, image_size=24, patch_size=8, projection_dim=16)
 CLIP_READS = transformers.CLIPTextConfig(**SHAPE, **WORDS, bos_token_id=2, eos_token_id=3, projection_dim=16)
 VISION: dict[str, Any] = {
-    "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=24, patch_size=8, mlp_ratio=2)),
+    "dinov2": lambda: transformers.Dinov2Model(
+        transformers.Dinov2Config(
+            hidden_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=24, patch_size=8, mlp_ratio=2
+        )
+    ),
     "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**SHAPE, image_size=24, patch_size=8)),
     "vit with a head": lambda: transformers.ViTForImageClassification(
-        transformers.ViTConfig(**SHAPE, image_size=24, patch_size=8)),
-    "clip": lambda: transformers.CLIPModel(transformers.CLIPConfig(
-        vision_config=CLIP_SEES.to_dict(), text_config=CLIP_READS.to_dict(), projection_dim=16)),
+        transformers.ViTConfig(**SHAPE, image_size=24, patch_size=8)
+    ),
+    "clip": lambda: transformers.CLIPModel(
+        transformers.CLIPConfig(vision_config=CLIP_SEES.to_dict(), text_config=CLIP_READS.to_dict(), projection_dim=16)
+    ),
     "clip's alone": lambda: transformers.CLIPVisionModel(CLIP_SEES),
-}  # fmt: skip
+}
 READS: dict[str, Any] = {
     "bert": lambda: transformers.BertModel(transformers.BertConfig(**SHAPE, **WORDS)),
     "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**SHAPE, **WORDS)),
     "roberta with a head": lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SHAPE, **WORDS)),
     "xlm-roberta": lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**SHAPE, **WORDS)),
-    "distilbert": lambda: transformers.DistilBertModel(transformers.DistilBertConfig(
-        dim=32, n_layers=3, n_heads=2, hidden_dim=48, **WORDS)),
+    "distilbert": lambda: transformers.DistilBertModel(
+        transformers.DistilBertConfig(dim=32, n_layers=3, n_heads=2, hidden_dim=48, **WORDS)
+    ),
     "clip": VISION["clip"],
     "clip's alone": lambda: transformers.CLIPTextModel(CLIP_READS),
-}  # fmt: skip
+}
 
 
 def put(make: Any, folder: Path, tokenizer: Path) -> Any:

@@ -37,9 +37,13 @@ def fast(**changes) -> CachedConfig:
 
 # (which parts learn decides where the stem ends)
 VARIANTS = {
-    "ramatch": {}, "no visual prompts": {"visual_prompts": 0}, "no tss": {"tss": False}, "final patches": {"saa_layers": 0},
-    "taps before": {"tss_input": "before", "visual_prompts": 0}, "all layers": {"saa_layers": 4, "adapted_layers": 4},
-}  # fmt: skip
+    "ramatch": {},
+    "no visual prompts": {"visual_prompts": 0},
+    "no tss": {"tss": False},
+    "final patches": {"saa_layers": 0},
+    "taps before": {"tss_input": "before", "visual_prompts": 0},
+    "all layers": {"saa_layers": 4, "adapted_layers": 4},
+}
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

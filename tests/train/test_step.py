@@ -16,9 +16,7 @@ from tiny_models import tiny_ram
 from ramatch.train import step as module
 from ramatch.train.config import OptimConfig
 from ramatch.train.distributed import World
-from ramatch.train.ema import EMA
-from ramatch.train.optim import all_groups, build_optimizers, clamp, set_rates, trainable
-from ramatch.train.schedules import schedule
+from ramatch.train.optim import EMA, all_groups, build_optimizers, clamp, schedule, set_rates, trainable
 from ramatch.train.step import WARMUP, TrainStep
 from ramatch.train.task import RAMTask
 
@@ -159,8 +157,8 @@ def test_what_surrounds_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_graph_on_the_gpu() -> None:
-    # two runs on a GPU differ in the last bits of atomically added gradients, and Adam's first steps divide small gradients by
-    # their own size: 1e-4 was exceeded by 7 %; a wrong rate or a skipped step changes weights by 1e-2, the rate
+    # two runs on a GPU differ in the last bits of atomically added gradients, and Adam's first steps divide small
+    # gradients by their own size: 1e-4 was exceeded by 7 %; a wrong rate or a skipped step changes weights by 1e-2
     step = compare("cuda", WARMUP + 6, 1e-3)
     assert step.why_eager is None
     assert step._graph is not None

@@ -29,6 +29,10 @@ def quick(epochs: int = 1) -> CachedConfig:
     return CachedConfig(epochs=epochs, batch_size=16, views=2).replace(**{"optim.lr": 0.01})
 
 
+def arguments(tiny: Path, variant: str) -> list[str]:
+    return ["study", "--model", str(tiny / "backbone"), "--data", str(tiny / "data"), "--variants", variant]
+
+
 def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
     return cache_features(ram_stem(ram), pixels, Views())
 
@@ -37,8 +41,11 @@ def test_rules_are_the_scores_of_the_model(tiny: Path):
     backbone = load_frozen(str(tiny / "backbone"))
     test = read_test(tiny / "data", "gzsl").annotations
     pixels = decode_all(test.records, backbone.preprocess)
-    for name, score, rule in (("ramatch", "cosine", "g+r"), ("ramatch", "softmax", "softmax-mean"),
-                              ("paper", "softmax", "softmax-mean-1/N")):  # fmt: skip
+    for name, score, rule in (
+        ("ramatch", "cosine", "g+r"),
+        ("ramatch", "softmax", "softmax-mean"),
+        ("paper", "softmax", "softmax-mean-1/N"),
+    ):
         torch.manual_seed(0)
         ram = RAM(backbone, preset(name, score=score, region_share=0.5, best_share=0.0, **SMALL)).eval()
         found = score_rules(
@@ -66,22 +73,14 @@ def test_study_trains_and_compares(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
 ):
     monkeypatch.setitem(VARIANTS, "small", Variant("ramatch", SMALL, quick(8)))
-    rows = study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["small"], seeds=[0, 0], device="cpu")
+    rows = list(study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["small"], seeds=[0, 0], device="cpu"))
     assert rows[0]["scores"] == rows[1]["scores"], "a seed decides everything"
     assert set(rows[0]["scores"]["partial-r"]) == set(rows[0]["scores"]["own"]) == {"zsl", "gzsl"}
-    arguments = [
-        "study",
-        "--model",
-        str(tiny / "backbone"),
-        "--data",
-        str(tiny / "data"),
-        "--variants",
-        "small",
-    ]
-    assert main([*arguments, "--seeds", "0", "--device", "cpu", "--json", str(tmp_path / "rows.json")]) == 0
+    options = ["--seeds", "0", "--device", "cpu", "--json", str(tmp_path / "rows.json")]
+    assert main([*arguments(tiny, "small"), *options]) == 0
     assert "small, seed 0" in capsys.readouterr().out
     with pytest.raises(RamatchError, match="unknown variant"):
-        study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["smal"])
+        next(study(str(tiny / "backbone"), StudyData(tiny / "data"), variants=["smal"]))
 
 
 def test_published_variants_are_valid():
@@ -97,12 +96,14 @@ def test_stems_are_made_once_for_variants_and_seeds_that_share_them(tiny: Path, 
     made: list[int] = []
     monkeypatch.setattr(features, "cache_features", lambda *a: made.append(a[2].count) or cache_features(*a))
     backbone, data = str(tiny / "backbone"), StudyData(tiny / "data")
-    rows = study(backbone, data, variants=("one", "two"), seeds=(0, 1))
+    rows = list(study(backbone, data, variants=("one", "two"), seeds=(0, 1)))
     assert made == [2, 1, 1]  # training images in two views, and two test sets
-    alone = study(backbone, data, variants=("two",), seeds=(1,))
+    alone = list(study(backbone, data, variants=("two",), seeds=(1,)))
     assert rows[-1]["scores"] == alone[0]["scores"]
     made.clear()
-    study(backbone, data, variants=("one", "above", "other"), seeds=(0,))  # TSS begins above where visual prompts do
+    list(
+        study(backbone, data, variants=("one", "above", "other"), seeds=(0,))
+    )  # TSS begins above where visual prompts do
     assert made == [2, 1, 1, 2, 1, 1]
 
 
@@ -114,9 +115,9 @@ def test_a_study_cut_short_leaves_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
         "scores": {"g+r": {p: {"mAP": 1.0, "F1@3": 2.0} for p in ("zsl", "gzsl")}},
     }
 
-    def cut(*_, report, **__):
-        report(row)
-        report(row | {"seed": 1})
+    def cut(*_, **__):
+        yield row
+        yield row | {"seed": 1}
         raise RamatchError("out of memory")
 
     monkeypatch.setattr(module, "study", cut)
@@ -139,27 +140,13 @@ def test_fewer_images_and_other_settings(
     whole = {p: len(read_test(tiny / "data", p).annotations) for p in ("zsl", "gzsl")}
     kept: list[int] = []
     monkeypatch.setattr(features, "cache_features", lambda *a: kept.append(len(a[1])) or cache_features(*a))
-    arguments = [
-        "study",
-        "--model",
-        str(tiny / "backbone"),
-        "--data",
-        str(tiny / "data"),
-        "--variants",
-        "one",
-        "--seeds",
-        "0",
-    ]
-    assert (
-        main(
-            [*arguments, "--limit", "8", "--test-limit", str(whole["gzsl"] - 1), "epochs=1", "batch_size=4", "views=1"]
-        )
-        == 0
-    )
+    given = [*arguments(tiny, "one"), "--seeds", "0"]
+    fewer = ["--limit", "8", "--test-limit", str(whole["gzsl"] - 1)]
+    assert main([*given, *fewer, "epochs=1", "batch_size=4", "views=1"]) == 0
     assert seen == [((1, 8), 1, 4, 0.01)]
     assert kept[0] == 8
     assert kept[1] in (whole["zsl"], whole["zsl"] - 1)
     assert kept[2] == whole["gzsl"] - 1
     for wrong, words in (("speed=3", "name=value"), ("views=0", "'views' must be"), ("epochs=0", "epochs")):
-        assert main([*arguments, wrong]) == 2
+        assert main([*given, wrong]) == 2
         assert words in capsys.readouterr().err

@@ -7,8 +7,16 @@ import pytest
 from ramatch.data.benchmarks import BENCHMARKS
 from ramatch.errors import RamatchError
 from ramatch.settings import parse_value
-from ramatch.train.config import FREE_ON_RESUME, DataConfig, ModelConfig, TrainConfig, differences
-from ramatch.train.recipe import dump_config, list_recipes, load_recipe
+from ramatch.train.config import (
+    FREE_ON_RESUME,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    differences,
+    dump_config,
+    list_recipes,
+    load_recipe,
+)
 
 
 def test_every_benchmark_has_a_recipe_that_loads() -> None:
@@ -23,9 +31,15 @@ def test_every_benchmark_has_a_recipe_that_loads() -> None:
 
 @pytest.mark.parametrize(
     ("name", "lr", "lambda2"),
-    [("coco", 5e-6, 0.05), ("nus-wide", 5e-6, 0.05), ("rap", 5e-5, 0.01), ("pa100k", 5e-5, 0.01),
-     ("multiscene", 5e-5, 0.01), ("mlrsnet", 5e-5, 0.01)],
-)  # fmt: skip
+    [
+        ("coco", 5e-6, 0.05),
+        ("nus-wide", 5e-6, 0.05),
+        ("rap", 5e-5, 0.01),
+        ("pa100k", 5e-5, 0.01),
+        ("multiscene", 5e-5, 0.01),
+        ("mlrsnet", 5e-5, 0.01),
+    ],
+)
 def test_papers_hyper_parameters(name: str, lr: float, lambda2: float) -> None:
     config = load_recipe(name)
     ram = config.model.ram_config()
@@ -37,10 +51,20 @@ def test_papers_hyper_parameters(name: str, lr: float, lambda2: float) -> None:
 def test_overrides_reach_every_level() -> None:
     config = load_recipe(
         "coco",
-        ["optim.lr=1e-4", "epochs=2", "model.ram.lambda2=0.02", "data.validation=0", "optim.clip_norm=none",
-         'model.ram.templates=["a {}."]', "data.path=/x y", "augment.enabled=false", "model.image_size=[128, 64]",
-         "augment.crop=none", "model.ram.prompts=none"],
-    )  # fmt: skip
+        [
+            "optim.lr=1e-4",
+            "epochs=2",
+            "model.ram.lambda2=0.02",
+            "data.validation=0",
+            "optim.clip_norm=none",
+            'model.ram.templates=["a {}."]',
+            "data.path=/x y",
+            "augment.enabled=false",
+            "model.image_size=[128, 64]",
+            "augment.crop=none",
+            "model.ram.prompts=none",
+        ],
+    )
     assert (config.optim.lr, config.epochs, config.optim.clip_norm) == (1e-4, 2, None)
     assert config.model.ram_config().lambda2 == 0.02
     assert config.model.ram_config().lambda1 == 0.1, "the recipe's other settings stay"

@@ -16,8 +16,18 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA G
 
 def waits(tiny: Path, folder: Path, steps: int, **changes) -> int:
     """How often a run of so many steps waited for the GPU."""
-    config = tiny_config(tiny, output=str(folder), device="cuda", data__cache="device", data__validation=0.0, batch_size=2,
-                         max_steps=steps, log_every=1000, checkpoint__keep=0, **changes)  # fmt: skip
+    config = tiny_config(
+        tiny,
+        output=str(folder),
+        device="cuda",
+        data__cache="device",
+        data__validation=0.0,
+        batch_size=2,
+        max_steps=steps,
+        log_every=1000,
+        checkpoint__keep=0,
+        **changes,
+    )
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -36,8 +46,17 @@ def test_steps_do_not_wait_for_the_gpu(tiny: Path, tmp_path: Path, precision: st
 
 
 def test_learns_on_the_gpu(tiny: Path, tmp_path: Path) -> None:
-    config = tiny_config(tiny, output=str(tmp_path / "run"), device="cuda", precision="bf16", epochs=25, optim__lr=0.02,
-                         data__cache="device", augment={"enabled": False}, eval__every=50)  # fmt: skip
+    config = tiny_config(
+        tiny,
+        output=str(tmp_path / "run"),
+        device="cuda",
+        precision="bf16",
+        epochs=25,
+        optim__lr=0.02,
+        data__cache="device",
+        augment={"enabled": False},
+        eval__every=50,
+    )
     result = train(config, progress=False)
     assert result.best is not None
     assert result.best > 65

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from train_tiny import tiny_config, tiny_values
 
-from ramatch.train.log import read_log
+from ramatch.train.folder import read_log
 from ramatch.train.run import train
 
 HERE = Path(__file__).parent
@@ -24,14 +24,24 @@ def run_two(values: dict, out: Path) -> list[str]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}  # fmt: skip
+    base = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+    }
     processes = [
-        subprocess.Popen([sys.executable, str(HERE / "train_two.py"), json.dumps(values), str(out)],
-                         env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, str(HERE / "train_two.py"), json.dumps(values), str(out)],
+            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     found = []
     try:
         for process in processes:
@@ -65,8 +75,10 @@ def test_two_processes_equal_one_of_double_batch(tiny: Path, tmp_path: Path) -> 
             torch.testing.assert_close(part["grads"][name], gradient, rtol=1e-4, atol=1e-6)
 
     train(config, progress=False)
-    logs = [[(e["step"], e["images"], e["loss"]) for e in read_log(tmp_path / run / "log.jsonl") if e["kind"] == "step"]
-            for run in ("one", "two")]  # fmt: skip
+    logs = [
+        [(e["step"], e["images"], e["loss"]) for e in read_log(tmp_path / run / "log.jsonl") if e["kind"] == "step"]
+        for run in ("one", "two")
+    ]
     assert [e[:2] for e in logs[0]] == [e[:2] for e in logs[1]]
     assert [e[2] for e in logs[0]] == pytest.approx([e[2] for e in logs[1]], rel=1e-4)
     one, two = (load_file(tmp_path / run / "model" / "ram.safetensors") for run in ("one", "two"))

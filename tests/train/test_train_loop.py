@@ -16,7 +16,7 @@ from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.train import ImageCache, load_recipe
 from ramatch.train.assemble import read_data
 from ramatch.train.config import DataConfig, OptimConfig
-from ramatch.train.log import read_log
+from ramatch.train.folder import read_log
 from ramatch.train.optim import build_optimizers, clip_together
 from ramatch.train.run import train
 
@@ -29,11 +29,21 @@ def test_smoke_recipe_learns(tiny: Path, tmp_path: Path) -> None:
     """The recipe's own loop and settings on a tiny backbone and tiny pictures, made to learn in seconds."""
     config = load_recipe(
         "coco-ov-smoke",
-        [f"output={tmp_path / 'run'}", f"model.backbone={tiny / 'backbone'}", f"data.path={tiny / 'data'}",
-         'model.ram={"adapted_layers": 1, "saa_layers": 1, "prompt_layers": 1, "tau_region": 0.05}',
-         "data.validation=0.25", "optim.lr=0.02", "augment.enabled=false", "epochs=30", "eval.every=50", "eval.test=true",
-         "tensorboard=false", "seed=1"],
-    )  # fmt: skip
+        [
+            f"output={tmp_path / 'run'}",
+            f"model.backbone={tiny / 'backbone'}",
+            f"data.path={tiny / 'data'}",
+            'model.ram={"adapted_layers": 1, "saa_layers": 1, "prompt_layers": 1, "tau_region": 0.05}',
+            "data.validation=0.25",
+            "optim.lr=0.02",
+            "augment.enabled=false",
+            "epochs=30",
+            "eval.every=50",
+            "eval.test=true",
+            "tensorboard=false",
+            "seed=1",
+        ],
+    )
     result = quiet(config)
     entries = read_log(tmp_path / "run" / "log.jsonl")
     losses = [e["loss"] for e in entries if e["kind"] == "step"]
@@ -49,8 +59,15 @@ def test_run_folder_explains_itself(tiny: Path, tmp_path: Path) -> None:
     result = quiet(tiny_config(tiny, output=str(tmp_path / "run"), epochs=1, eval__test=True))
     folder = tmp_path / "run"
     assert {p.name for p in folder.iterdir()} >= {
-        "README.txt", "run.json", "config.yaml", "log.jsonl", "validation.json", "checkpoints", "model", "eval.json"
-    }  # fmt: skip
+        "README.txt",
+        "run.json",
+        "config.yaml",
+        "log.jsonl",
+        "validation.json",
+        "checkpoints",
+        "model",
+        "eval.json",
+    }
     assert load_recipe(folder / "config.yaml") == tiny_config(tiny, output=str(folder), epochs=1, eval__test=True)
     run = json.loads((folder / "run.json").read_text())
     assert (run["status"], run["steps"], run["images"]) == ("finished", 4, 77)
@@ -175,8 +192,14 @@ def test_vision_tower_with_given_label_features(tiny: Path, tmp_path: Path) -> N
     save_file({"features": features}, tmp_path / "f.safetensors", metadata={"labels": json.dumps(SEEN + UNSEEN)})
     backbone.text = backbone.text_projection = backbone.tokenizer = None
     save_backbone(backbone, tmp_path / "vision")
-    config = tiny_config(tiny, output=str(tmp_path / "run"), epochs=1, eval__test=True,
-                         model__backbone=str(tmp_path / "vision"), model__label_features=str(tmp_path / "f.safetensors"))  # fmt: skip
+    config = tiny_config(
+        tiny,
+        output=str(tmp_path / "run"),
+        epochs=1,
+        eval__test=True,
+        model__backbone=str(tmp_path / "vision"),
+        model__label_features=str(tmp_path / "f.safetensors"),
+    )
     result = quiet(config)
     assert result.reports["zsl"].labels == len(UNSEEN)
 
@@ -195,8 +218,15 @@ def test_unreadable_image_is_named(tiny: Path, tmp_path: Path) -> None:
     data = squares(tmp_path / "data", train=20, test=2)
     (data / "images" / "train007.png").write_bytes(b"not a picture")
     for cache, workers in (("none", 0), ("none", 1), ("device", 1)):
-        config = tiny_config(tiny, output=str(tmp_path / f"{cache}{workers}"), data__path=str(data), data__cache=cache,
-                             data__workers=workers, data__validation=0.0, epochs=1)  # fmt: skip
+        config = tiny_config(
+            tiny,
+            output=str(tmp_path / f"{cache}{workers}"),
+            data__path=str(data),
+            data__cache=cache,
+            data__workers=workers,
+            data__validation=0.0,
+            epochs=1,
+        )
         with pytest.raises(RamatchError, match=r"train007.png") as found:
             quiet(config)
         assert "Traceback" not in str(found.value)
@@ -264,7 +294,7 @@ def test_clipping_is_that_of_torch() -> None:
 
 
 def test_a_skipped_first_step_leaves_the_momentum_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fused SGD makes its momentum with the first step, but a step that fp16's scaler skips writes nothing into it."""
+    """The fused SGD makes its momentum with the first step, but one that fp16's scaler skips writes nothing there."""
     prompts = torch.nn.Parameter(torch.ones(4))
     (sgd,) = build_optimizers({"prompts": [prompts]}, OptimConfig(prompt_momentum=0.9))
     sgd.param_groups[0]["fused"] = True  # as on a GPU

@@ -17,10 +17,18 @@ from ramatch.errors import RamatchError
 from ramatch.modeling.ram import RAM
 from ramatch.progress import Progress, clock
 from ramatch.train.config import OptimConfig
-from ramatch.train.ema import EMA
-from ramatch.train.log import RunLog, read_log
-from ramatch.train.optim import build_optimizers, clamp, param_groups, rates, set_rates, trainable
-from ramatch.train.schedules import reference_schedule, schedule
+from ramatch.train.folder import RunLog, read_log
+from ramatch.train.optim import (
+    EMA,
+    build_optimizers,
+    clamp,
+    param_groups,
+    rates,
+    reference_schedule,
+    schedule,
+    set_rates,
+    trainable,
+)
 from ramatch.train.task import RAMTask
 
 

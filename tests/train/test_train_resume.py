@@ -20,8 +20,8 @@ from train_tiny import tiny_config, tiny_values
 from ramatch.errors import RamatchError
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
+from ramatch.train.folder import read_log
 from ramatch.train.interrupt import Interrupted
-from ramatch.train.log import read_log
 from ramatch.train.run import train
 
 HERE = Path(__file__).parent
@@ -41,8 +41,11 @@ def test_killed_at_any_moment_ends_bit_identical(tiny: Path, tmp_path: Path, cac
     seed = {"none": 5, "device": 11}[cache]
     done = subprocess.run(
         [sys.executable, str(HERE / "train_killer.py"), json.dumps(values), str(seed)],
-        env=env, capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert all(found["same"].values()), found
@@ -77,36 +80,36 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_the_last_good_checkpoint(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, calls = checkpoint._write_bytes, []
+    write, calls = Path.write_bytes, []
 
-    def full(path: Path, buffer) -> None:
-        calls.append(path)
+    def full(path: Path, content) -> int:
+        calls.extend([path] if ".pt." in path.name else [])
         if len(calls) == 3:
-            path.write_bytes(bytes(buffer.getbuffer()[:100]))
+            write(path, content[:100])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write(path, buffer)
+        return write(path, content)
 
     config = tiny_config(tiny, output=str(tmp_path / "run"))
-    monkeypatch.setattr(checkpoint, "_write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(RamatchError, match=r"disk is full.*last good checkpoint is .*step-.*resume"):
         quiet(config)
     folder = tmp_path / "run" / "checkpoints"
     good = checkpoint.latest_good(folder)
     assert good is not None
     assert list(folder.glob(".*.tmp")) == []
-    monkeypatch.setattr(checkpoint, "_write_bytes", write)
+    monkeypatch.setattr(Path, "write_bytes", write)
     result = quiet(config, resume="auto")
     assert result.steps == 8
 
 
 def test_full_disk_in_the_log(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramatch.train import log
+    from ramatch.train import folder
 
     def full(self, kind, *, step, **values) -> None:
         if step == 6:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(log.RunLog, "write", full)
+    monkeypatch.setattr(folder.RunLog, "write", full)
     with pytest.raises(RamatchError, match=r"disk is full.*step-00000004"):
         quiet(tiny_config(tiny, output=str(tmp_path / "run")))
 

@@ -1,7 +1,7 @@
 """Run by test_train_resume.py in a process of its own: trains, is killed again and again, resumes, and compares.
 
-Children are forked, so that torch is imported once. A hook in the child (nothing in the package) makes it stand still at a
-chosen point of a save, so that SIGKILL hits exactly there.
+Children are forked, so that torch is imported once. A hook in the child (nothing in the package) makes it stand still
+at a chosen point of a save, so that SIGKILL hits exactly there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from ramatch import files
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
-from ramatch.train.log import TIMES, read_log
+from ramatch.train.folder import TIMES, read_log
 from ramatch.train.run import train
 
 
@@ -42,19 +42,19 @@ def stand_still_in(stage: str, number: int, marker: Path) -> Callable[[], None]:
     """In the `number`-th checkpoint: half-way through writing, before the rename, or after it."""
 
     def hook() -> None:
-        write, replace = checkpoint._write_bytes, os.replace
+        write, replace = Path.write_bytes, os.replace
         calls = {"write": 0, "replace": 0}
 
         def wait() -> None:
             marker.touch()
             time.sleep(60)
 
-        def half(path: Path, buffer) -> None:
-            calls["write"] += 1
+        def half(path: Path, content) -> int:
+            calls["write"] += ".pt." in path.name
             if calls["write"] == number and stage == "write":
-                path.write_bytes(bytes(buffer.getbuffer()[: len(buffer.getbuffer()) // 2]))
+                write(path, content[: len(content) // 2])
                 wait()
-            write(path, buffer)
+            return write(path, content)
 
         def rename(source, target) -> None:
             if str(target).endswith(".pt"):
@@ -65,7 +65,7 @@ def stand_still_in(stage: str, number: int, marker: Path) -> Callable[[], None]:
             if str(target).endswith(".pt") and calls["replace"] == number and stage == "after":
                 wait()
 
-        checkpoint._write_bytes = half
+        Path.write_bytes = half  # type: ignore[method-assign]
         files.os.replace = rename
 
     return hook

@@ -24,9 +24,13 @@ from ramatch.train.config import TrainConfig
 LABELS = ["cat", "dog", "red kite", "traffic light"]
 TARGETS = torch.tensor([[1, 0, 1, 0], [0, 1, 0, -1], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 1, -1]]).float()
 COLOURS = {
-    "red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 230), "yellow": (240, 230, 40),
-    "purple": (150, 40, 190), "white": (250, 250, 250),
-}  # fmt: skip
+    "red": (220, 30, 30),
+    "green": (30, 200, 40),
+    "blue": (40, 60, 230),
+    "yellow": (240, 230, 40),
+    "purple": (150, 40, 190),
+    "white": (250, 250, 250),
+}
 SEEN, UNSEEN = tuple(COLOURS)[:4], tuple(COLOURS)[4:]
 SIDE, PATCH = 32, 8
 
@@ -41,8 +45,12 @@ def tiny_backbone(seed: int = 0) -> Backbone:
     backbone = Backbone(
         TowerConfig(32, 2, 2, 64, patch=PATCH, image=SIDE, stem_norm=True),
         TowerConfig(32, 2, 2, 64, vocab=len(words), context=16, causal=True),
-        32, Preprocess((SIDE, SIDE)), Tokenizer(inner, 16), logit_scale=20.0, name="tiny",
-    )  # fmt: skip
+        32,
+        Preprocess((SIDE, SIDE)),
+        Tokenizer(inner, 16),
+        logit_scale=20.0,
+        name="tiny",
+    )
     with torch.no_grad():
         for name, parameter in sorted(backbone.named_parameters()):
             if "ln" not in name and "norm" not in name and "stem" not in name:
@@ -74,8 +82,10 @@ def squares(folder: Path, train: int = 96, test: int = 40, seed: int = 0) -> Pat
     tests = [make(f"test{i:03}", SEEN + UNSEEN) for i in range(test)]
     hidden = [[path, [c for c in shown if c in UNSEEN]] for path, shown in tests]
     for split, classes, images in (
-        ("train", SEEN, rows), ("test_gzsl", SEEN + UNSEEN, tests), ("test_zsl", UNSEEN, [r for r in hidden if r[1]]),
-    ):  # fmt: skip
+        ("train", SEEN, rows),
+        ("test_gzsl", SEEN + UNSEEN, tests),
+        ("test_zsl", UNSEEN, [r for r in hidden if r[1]]),
+    ):
         (folder / f"{split}.json").write_text(json.dumps({"classes": list(classes), "images": images}))
     return folder
 
@@ -84,14 +94,28 @@ def tiny_values(root: Path, **changes: Any) -> dict[str, Any]:
     """A config, as plain data, for the backbone and pictures that `tiny_world` put under `root`."""
     values: dict[str, Any] = {
         "output": str(root / "run"),
-        "model": {"backbone": str(root / "backbone"), "ram": {"adapted_layers": 1, "saa_layers": 1, "prompt_layers": 1,
-                  "visual_prompts": 2, "prompt_tokens": 2, "max_iter": 20, "tau_region": 0.05}},
+        "model": {
+            "backbone": str(root / "backbone"),
+            "ram": {
+                "adapted_layers": 1,
+                "saa_layers": 1,
+                "prompt_layers": 1,
+                "visual_prompts": 2,
+                "prompt_tokens": 2,
+                "max_iter": 20,
+                "tau_region": 0.05,
+            },
+        },
         "data": {"path": str(root / "data"), "workers": 0, "validation": 0.2, "cache": "none"},
         "optim": {"lr": 3e-3, "prompt_lr": 0.02, "temperature_lr": 1e-4, "ema_decay": 0.9},
         "eval": {"batch_size": 32, "test": False},
         "checkpoint": {"every": 3, "keep": 2},
-        "epochs": 2, "batch_size": 16, "log_every": 2, "device": "cpu", "tensorboard": False,
-    }  # fmt: skip
+        "epochs": 2,
+        "batch_size": 16,
+        "log_every": 2,
+        "device": "cpu",
+        "tensorboard": False,
+    }
     for key, value in changes.items():
         place = values
         *path, last = key.split("__")

@@ -1,27 +1,22 @@
-"""ramatch train, eval, calibrate, align, adapt."""
+"""ramatch train, eval, calibrate, align, adapt, study, import-authors: models made and measured."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..config import MAPS, PRECISIONS, PROTOCOLS
 from ._shared import add_device, add_matcher, add_model, count
 
-EVAL_OPTIONS = (
-    *("split", "images_root", "classes", "seen", "unseen"),
-    *("matcher", "label_features", "backbone", "preset", "device", "precision", "batch_size", "workers"),
-)
+CHANGES = "name=value"
 
 
 def add_verbs(verbs: Any) -> None:
-    _add_train(verbs)
-    _add_eval(verbs)
-    _add_calibrate(verbs)
-    _add_align(verbs)
-    _add_adapt(verbs)
+    for add_verb in (_add_train, _add_eval, _add_calibrate, _add_align, _add_adapt, _add_import, _add_study):
+        add_verb(verbs)
 
 
 def _add_train(verbs: Any) -> None:
@@ -31,57 +26,55 @@ def _add_train(verbs: Any) -> None:
         description="Train the adapters on a frozen backbone. Start from a recipe; name=value changes any field.",
         epilog="example: ramatch train --recipe coco-ov --data data/coco-ov epochs=3 optim.lr=1e-4",
     )
-    recipe = "a recipe's name or a YAML file; 'list' shows them"
-    parser.add_argument("--recipe", default="coco-ov-smoke", metavar="R", help=recipe)
-    parser.add_argument("--data", metavar="D", help="data folder or file (data.path)")
-    parser.add_argument("--model", metavar="M", help="backbone (model.backbone)")
-    parser.add_argument("--label-features", metavar="F", help="fixed label features (model.label_features)")
-    parser.add_argument("--out", metavar="DIR", help="run folder (output)")
+    add = parser.add_argument
+    add("--recipe", default="coco-ov-smoke", metavar="R", help="a recipe's name or a YAML file; 'list' shows them")
+    add("--data", metavar="D", help="data folder or file (data.path)")
+    add("--model", metavar="M", help="backbone (model.backbone)")
+    add("--label-features", metavar="F", help="fixed label features (model.label_features)")
+    add("--out", metavar="DIR", help="run folder (output)")
     add_device(parser)
-    parser.add_argument("--resume", metavar="auto|F", help="go on from the newest good checkpoint, or from a file")
-    parser.add_argument("overrides", nargs="*", metavar="name=value")
+    add("--resume", metavar="auto|F", help="go on from the newest good checkpoint, or from a file")
+    add("overrides", nargs="*", metavar=CHANGES)
     parser.set_defaults(run=run_train)
 
 
 def _add_eval(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "eval", help="measure a model on test data", description="Print a table like the paper's."
-    )
+    about = "Print a table like the paper's."
+    parser = verbs.add_parser("eval", help="measure a model on test data", description=about)
     add_model(parser)
-    parser.add_argument("--data", required=True, metavar="D", help="folder, annotation file or tar shards")
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="gzsl")
-    parser.add_argument("--split", metavar="S")
-    parser.add_argument("--images-root", metavar="DIR")
-    parser.add_argument("--classes", metavar="F", help="labels, a text file")
-    parser.add_argument("--seen", metavar="F", help="seen labels, a text file")
-    parser.add_argument("--unseen", metavar="F", help="unseen labels, a text file")
-    parser.add_argument("--preset", default="ramatch", help="for a plain CLIP: ramatch, paper or reference")
+    add = parser.add_argument
+    add("--data", required=True, metavar="D", help="folder, annotation file or tar shards")
+    add("--protocol", choices=PROTOCOLS, default="gzsl")
+    add("--split", metavar="S")
+    add("--images-root", metavar="DIR")
+    add("--classes", metavar="F", help="labels, a text file")
+    add("--seen", metavar="F", help="seen labels, a text file")
+    add("--unseen", metavar="F", help="unseen labels, a text file")
+    add("--preset", default="ramatch", help="for a plain CLIP: ramatch, paper or reference")
     add_matcher(parser)
-    parser.add_argument("--precision", choices=PRECISIONS)
-    parser.add_argument("--batch-size", type=count, default=64, metavar="N")
+    add("--precision", choices=PRECISIONS)
+    add("--batch-size", type=count, default=64, metavar="N")
     _add_workers(parser)
-    parts = "also the parts: global feature alone, regions, best region"
-    parser.add_argument("--all-scores", action="store_true", help=parts)
+    add("--all-scores", action="store_true", help="also the parts: global feature alone, regions, best region")
     boxes = "pointing game and IoU against the data's boxes"
-    parser.add_argument("--localise", "--localize", action="store_true", help=boxes)
-    maps = "with --localise: of what (default: %(default)s)"
-    parser.add_argument("--map", choices=MAPS, default="similarity", help=maps)
-    parser.add_argument("--json", metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--markdown", action="store_true")
-    settings = "of matching and scores, for this test, e.g. score=partial"
-    parser.add_argument("settings", nargs="*", metavar="name=value", help=settings)
+    add("--localise", "--localize", action="store_true", help=boxes)
+    add("--map", choices=MAPS, default="similarity", help="with --localise: of what (default: %(default)s)")
+    add("--json", metavar="FILE", help="write the report as JSON")
+    add("--markdown", action="store_true")
+    add("settings", nargs="*", metavar=CHANGES, help="of matching and scores, for this test, e.g. score=partial")
     parser.set_defaults(run=run_eval)
 
 
 def _add_calibrate(verbs: Any) -> None:
     parser = verbs.add_parser("calibrate", help="turn scores into probabilities, on held-out data")
-    parser.add_argument("model", metavar="MODEL", help="model folder or run folder")
-    parser.add_argument("--data", required=True, metavar="D")
-    parser.add_argument("--split", metavar="S", help="which part to fit on (default: held-out images)")
-    parser.add_argument("--images-root", metavar="DIR")
-    parser.add_argument("--label-features", metavar="F")
-    parser.add_argument("--backbone", metavar="B", help="where the adapter's backbone lies, if not where it says")
-    parser.add_argument("--per-label", action="store_true", help="also a bias for each label met in fitting")
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="model folder or run folder")
+    add("--data", required=True, metavar="D")
+    add("--split", metavar="S", help="which part to fit on (default: held-out images)")
+    add("--images-root", metavar="DIR")
+    add("--label-features", metavar="F")
+    add("--backbone", metavar="B", help="where the adapter's backbone lies, if not where it says")
+    add("--per-label", action="store_true", help="also a bias for each label met in fitting")
     add_device(parser)
     _add_workers(parser)
     parser.set_defaults(run=run_calibrate)
@@ -94,15 +87,15 @@ def _add_align(verbs: Any) -> None:
         description="Align a vision tower (DINOv2, ViT, or that of any CLIP) with a text tower (BERT, RoBERTa, "
         "XLM-RoBERTa, DistilBERT, or that of any CLIP) on image–caption data.",
     )
-    parser.add_argument("--vision", required=True, metavar="V", help="folder or hub id")
-    parser.add_argument("--text", required=True, metavar="T", help="folder or hub id")
+    add = parser.add_argument
+    add("--vision", required=True, metavar="V", help="folder or hub id")
+    add("--text", required=True, metavar="T", help="folder or hub id")
     _add_captions(parser)
-    parser.add_argument("--out", required=True, metavar="DIR")
-    test = "hold out N images, or those a text file names, and report retrieval on them"
-    parser.add_argument("--test", metavar="N|F", help=test)
+    add("--out", required=True, metavar="DIR")
+    add("--test", metavar="N|F", help="hold out N images, or those a text file names, and report retrieval on them")
     add_device(parser)
     settings = "settings of the alignment, e.g. epochs=10 optim.text_lr=1e-4"
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help=settings)
+    add("overrides", nargs="*", metavar=CHANGES, help=settings)
     parser.set_defaults(run=run_align)
 
 
@@ -114,26 +107,51 @@ def _add_adapt(verbs: Any) -> None:
         "folder that stands alone. What a source does not tell about an image is left out of the loss.",
         epilog="example: ramatch adapt --backbone aligned --captions captions.json --data coco-ov --out mini epochs=4",
     )
-    parser.add_argument("--backbone", required=True, metavar="B", help="folder, hub id or bundled model")
+    add = parser.add_argument
+    add("--backbone", required=True, metavar="B", help="folder, hub id or bundled model")
     _add_captions(parser)
-    parser.add_argument("--data", required=True, metavar="D", help="labelled images: folder or annotation file")
-    split = "where the data has several (default: %(default)s)"
-    parser.add_argument("--split", default="train", metavar="S", help=split)
-    parser.add_argument("--out", required=True, metavar="DIR", help="new model folder")
-    preset = "aligned, ramatch, paper or reference (default: %(default)s)"
-    parser.add_argument("--preset", default="aligned", help=preset)
-    parser.add_argument("--views", type=count, metavar="N", help="of each image (default: 3)")
-    parser.add_argument("--max-tags", type=count, metavar="N", help="default: 1500")
-    parser.add_argument("--min-images", type=count, metavar="N", help="a tag must occur in so many (default: 12)")
+    add("--data", required=True, metavar="D", help="labelled images: folder or annotation file")
+    add("--split", default="train", metavar="S", help="where the data has several (default: %(default)s)")
+    add("--out", required=True, metavar="DIR", help="new model folder")
+    add("--preset", default="aligned", help="aligned, ramatch, paper or reference (default: %(default)s)")
+    add("--views", type=count, metavar="N", help="of each image (default: 3)")
+    add("--max-tags", type=count, metavar="N", help="default: 1500")
+    add("--min-images", type=count, metavar="N", help="a tag must occur in so many (default: 12)")
     omitted = "how often captions leave a tag out for each time they have it: its likeliest absences are not learned"
-    parser.add_argument("--omitted", type=float, metavar="X", help=f"{omitted} (default: 1)")
+    add("--omitted", type=float, metavar="X", help=f"{omitted} (default: 1)")
     background = "labels that always compete in matching: a bundled vocabulary or a text file"
-    parser.add_argument("--background", metavar="V", help=background)
-    parser.add_argument("--seed", type=int)
+    add("--background", metavar="V", help=background)
+    add("--seed", type=int)
     add_device(parser)
-    settings = "of the training (epochs, optim.lr, …) and of RAM (tss, …)"
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help=settings)
+    add("overrides", nargs="*", metavar=CHANGES, help="of the training (epochs, optim.lr, …) and of RAM (tss, …)")
     parser.set_defaults(run=run_adapt)
+
+
+def _add_import(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "import-authors",
+        help="turn a checkpoint of the authors' program into a ramatch model",
+        description="Read a checkpoint of the authors' program and write a model folder with the `reference` preset.",
+    )
+    parser.add_argument("checkpoint", metavar="CKPT")
+    parser.add_argument("out", metavar="OUT", help="new model folder")
+    parser.set_defaults(run=run_import)
+
+
+def _add_study(verbs: Any) -> None:
+    parser = verbs.add_parser("study", help="train several settings with several seeds and compare ways of scoring")
+    add = parser.add_argument
+    add("--model", required=True, metavar="M", help="backbone")
+    add("--label-features", metavar="F")
+    add("--data", required=True, metavar="D", help="benchmark folder with train, test_zsl and test_gzsl")
+    add("--variants", default="reference,ramatch", metavar="A,B", help="default: %(default)s")
+    add("--seeds", type=_numbers, default="0,1,2", metavar="A,B", help="default: %(default)s")
+    add("--limit", type=count, metavar="N", help="so many training images only, chosen by their names")
+    add("--test-limit", type=count, metavar="N", help="so many test images only, likewise")
+    add_device(parser)
+    add("--json", metavar="FILE")
+    add("overrides", nargs="*", metavar=CHANGES, help="of the training, e.g. batch_size=64 optim.lr=1e-3")
+    parser.set_defaults(run=run_study)
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:
@@ -147,6 +165,17 @@ def _add_captions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
 
 
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers") from None
+
+
+def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in names}
+
+
 def run_train(arguments: argparse.Namespace) -> int:
     from ..train import list_recipes, load_recipe, train
 
@@ -154,14 +183,9 @@ def run_train(arguments: argparse.Namespace) -> int:
         for name, line in list_recipes().items():
             print(f"{name:15s} {line}")
         return 0
-    named = {
-        "data.path": arguments.data,
-        "model.backbone": arguments.model,
-        "model.label_features": arguments.label_features,
-        "output": arguments.out,
-        "device": arguments.device,
-    }
-    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
+    names = {"data": "data.path", "model": "model.backbone", "label_features": "model.label_features", "out": "output"}
+    given = _options(arguments, *names, "device")
+    overrides = [f"{names.get(name, name)}={value}" for name, value in given.items() if value is not None]
     result = train(load_recipe(arguments.recipe, [*overrides, *arguments.overrides]), resume=arguments.resume or False)
     for name, report in result.reports.items():
         print(report.to_table(name=name))
@@ -180,7 +204,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
         if arguments.settings:
             raise RamatchError(f"'{arguments.settings[0]}': settings are for scores; --localise takes --matcher")
         return _localise(arguments)
-    chosen = {name: getattr(arguments, name) for name in EVAL_OPTIONS}
+    chosen = _options(arguments, "split", "images_root", "classes", "seen", "unseen", "preset", "matcher", "precision")
+    chosen |= _options(arguments, "label_features", "backbone", "device", "batch_size", "workers")
     chosen["settings"] = parse_overrides(arguments.settings, TEST_SETTINGS)
     chosen |= {"scores": tuple(RANKINGS) if arguments.all_scores else ("model",), "progress": sys.stderr.isatty()}
     reports = evaluate_all(arguments.model, arguments.data, arguments.protocol, **chosen)
@@ -199,8 +224,9 @@ def _localise(arguments: argparse.Namespace) -> int:
     from ..evaluation.localization import localize
     from ..files import write_json
 
-    names = ("split", "images_root", "label_features", "backbone", "device", "matcher", "batch_size")
-    options = {name: getattr(arguments, name) for name in names}
+    options = _options(
+        arguments, "split", "images_root", "label_features", "backbone", "device", "matcher", "batch_size"
+    )
     report = localize(arguments.model, arguments.data, kind=arguments.map, progress=sys.stderr.isatty(), **options)
     print(report.to_table())
     if arguments.json:
@@ -212,8 +238,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     from ..evaluation.calibrate import calibrate
     from ..evaluation.calibration import CalibrationSettings
 
-    names = ("split", "images_root", "label_features", "backbone", "device", "workers")
-    options = {name: getattr(arguments, name) for name in names}
+    options = _options(arguments, "split", "images_root", "label_features", "backbone", "device", "workers")
     options |= {"settings": CalibrationSettings(per_label=arguments.per_label), "progress": sys.stderr.isatty()}
     print(calibrate(arguments.model, arguments.data, **options).to_table())
     return 0
@@ -245,7 +270,7 @@ def run_adapt(arguments: argparse.Namespace) -> int:
     from ..train.adapt import BroadData, adapt_folder, settings_from
 
     config, ram = settings_from(arguments.overrides, arguments.preset)
-    named = {name: getattr(arguments, name) for name in ("views", "max_tags", "min_images", "omitted", "seed")}
+    named = _options(arguments, "views", "max_tags", "min_images", "omitted", "seed")
     config = config.replace(**{name: value for name, value in named.items() if value is not None})
     background: list[str] = []
     if arguments.background is not None:
@@ -258,4 +283,36 @@ def run_adapt(arguments: argparse.Namespace) -> int:
     shown = ("images", "captioned", "labelled", "excluded", "labels", "tags", "background", "log")
     print(json.dumps({name: report[name] for name in shown}, indent=1, ensure_ascii=False))
     print(f"ramatch: wrote {arguments.out}", file=sys.stderr)
+    return 0
+
+
+def run_import(arguments: argparse.Namespace) -> int:
+    from ..files import new_folder
+    from ..modeling.checkpoints.authors import import_authors
+
+    out = new_folder(arguments.out)
+    for note in import_authors(Path(arguments.checkpoint), out):
+        print(f"ramatch: note: {note}", file=sys.stderr)
+    print(out)
+    return 0
+
+
+def run_study(arguments: argparse.Namespace) -> int:
+    from ..files import write_json
+    from ..settings import dotted_names, parse_overrides
+    from ..train.config import CachedConfig
+    from ..train.study import StudyData, study
+
+    data = StudyData(arguments.data, arguments.limit, arguments.test_limit)
+    chosen = _options(arguments, "label_features", "seeds", "device") | {"variants": arguments.variants.split(",")}
+    chosen["changes"] = parse_overrides(arguments.overrides, dotted_names(CachedConfig))
+    rows: list[dict[str, Any]] = []
+    for row in study(arguments.model, data, **chosen):
+        rows.append(row)
+        if arguments.json:  # after every row: a run that is cut short leaves what it had
+            write_json(arguments.json, rows)
+        print(f"{row['variant']}, seed {row['seed']}, {row['seconds']} s   (ZSL mAP, F1@3 | GZSL mAP, F1@3)")
+        for rule, found in row["scores"].items():
+            numbers = (f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
+            print(f"  {rule:18s}" + " | ".join(numbers), flush=True)
     return 0

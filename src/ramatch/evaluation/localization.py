@@ -7,22 +7,22 @@ is its region.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from ramatch.errors import RamatchError
-from ramatch.evaluation._tables import format_table
-from ramatch.evaluation.metrics import Array, as_array
-
-if TYPE_CHECKING:
-    from ..data.annotations import Record
+from ..data.annotations import Record
+from ..data.records import read_annotations
+from ..data.splits import find_data
+from ..errors import RamatchError
+from ..progress import Progress
+from ._tables import format_table
+from .metrics import Array, as_array
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def pointing_game(heat: Array, truth: Truth, *, tolerance: float = 15.0) -> floa
 
 def mass_inside(heat: Array, truth: Truth) -> float:
     """Share of the map's mass on the label, no threshold needed: for a plan's column, what went to the right place."""
-    cells = np.clip(_map(heat), 0, None)
-    weight = _cell_shares(truth, cells.shape)
-    total = cells.sum()
+    cells, region = np.clip(_map(heat), 0, None), truth.region().astype(np.float64)
+    rows, columns = (_overlap(*sizes) for sizes in zip(region.shape, cells.shape, strict=True))
+    weight, total = rows @ region @ columns.T, cells.sum()  # the share of each cell's area that the truth covers
     return float((cells * weight).sum() / total) if total > 0 else float(weight.mean())
 
 
@@ -109,16 +109,17 @@ class Localization:
 
     def result(self) -> dict[str, Any]:
         """{"pointing", ... : mean over pairs, "class_pointing", ...: mean over classes, "per_class", "pairs"}."""
-        pairs = [numbers for found in self._pairs.values() for numbers in found]
-        classes = {label: np.mean(found, axis=0) for label, found in sorted(self._pairs.items())}
-        per_class = {label: self._percent(mean, pairs=len(self._pairs[label])) for label, mean in classes.items()}
-        means = self._percent(_mean(list(classes.values())))
+        labels, pairs = sorted(self._pairs), [numbers for found in self._pairs.values() for numbers in found]
         return {
-            **self._percent(_mean(pairs)),
-            **{f"class_{key}": value for key, value in means.items()},
+            **self._means(pairs),
+            **self._means([np.mean(self._pairs[label], axis=0) for label in labels], "class_"),
             "pairs": len(pairs),
-            "per_class": per_class,
+            "per_class": {k: {**self._means(self._pairs[k]), "pairs": len(self._pairs[k])} for k in labels},
         }
+
+    def _means(self, rows: Sequence[Any], prefix: str = "") -> dict[str, float]:
+        means = np.mean(rows, axis=0) if rows else np.zeros(len(self.KEYS))
+        return {prefix + key: float(100 * value) for key, value in zip(self.KEYS, means, strict=True)}
 
     def to_table(self, *, markdown: bool = False) -> str:
         """Two lines of numbers: over all pairs, and the mean over classes."""
@@ -129,36 +130,30 @@ class Localization:
         ]
         return format_table(["", *self.KEYS], rows, markdown=markdown)
 
-    def _percent(self, means: np.ndarray, **more: int) -> dict[str, float]:
-        return {**{key: float(100 * value) for key, value in zip(self.KEYS, means, strict=True)}, **more}
-
 
 def localize(
     model: str | Path,
     data: str | Path,
     *,
-    split: str | None = None,
-    images_root: str | None = None,
     matcher: str | None = None,
     kind: str = "similarity",
     batch_size: int = 32,
     progress: bool = False,
-    **load: Any,
+    **options: Any,
 ) -> Localization:
     """Maps of the labels present in each image against their boxes (COCO instances, VOC); crowds, boxes without an area
     (COCO has some) and images without any other box are left out. `kind` of map as in `Prediction.heatmap`; only plans
-    depend on the matcher. `load`: device, backbone, label_features as of `Recognizer.from_pretrained`."""
-    from ..data import read_annotations  # here, because the recognizer needs this package's calibration
-    from ..recognizer import Recognizer
-    from ..train.assemble import find_data
+    depend on the matcher. Options: those of `read_annotations` and of `Recognizer.from_pretrained`, by name."""
+    from .models import Recognizer, split_options  # here, because the recognizer needs this package's calibration
 
-    annotations = read_annotations(find_data(data), split=split, images_root=images_root)
+    reading, loading = split_options(options, (read_annotations, Recognizer.from_pretrained))
+    annotations = read_annotations(find_data(data), **reading)
     chosen = [(record, boxes) for record in annotations.records if (boxes := _boxes_by_label(record))]
     if not chosen:
         raise RamatchError(f"{data}: no image has boxes; localization needs COCO instances or VOC annotations")
-    recognizer = Recognizer.from_pretrained(model, cache=0, **load)
+    recognizer = Recognizer.from_pretrained(model, cache=0, **loading)
     recognizer.set_vocabulary(annotations.classes)
-    total = Localization()
+    total, line = Localization(), Progress(len(chosen), "localizing", enabled=progress)
     for start in range(0, len(chosen), batch_size):
         batch = chosen[start : start + batch_size]
         images = [record.load() for record, _ in batch]
@@ -167,10 +162,8 @@ def localize(
             for label, corners in boxes.items():
                 truth = Truth(record.size or image.size, boxes=np.array(corners))
                 total.add(label, prediction.heatmap(label, kind=kind), truth)
-        if progress:
-            print(f"\r{start + len(batch)}/{len(chosen)} images", end="", file=sys.stderr)
-    if progress:
-        print(file=sys.stderr)
+        line.update(start + len(batch), force=start + len(batch) == len(chosen))
+    line.clear()
     return total
 
 
@@ -183,22 +176,11 @@ def _boxes_by_label(record: Record) -> dict[str, list[tuple[float, ...]]]:
     return found
 
 
-def _mean(rows: Sequence[Any]) -> np.ndarray:
-    return np.mean(rows, axis=0) if len(rows) else np.zeros(len(Localization.KEYS))
-
-
 def _map(heat: Array) -> np.ndarray:
     cells = as_array(heat).astype(np.float64)
     if cells.ndim != 2 or cells.size == 0 or not np.isfinite(cells).all():
         raise RamatchError(f"a map must be (h, w) with finite numbers, got {cells.shape}")
     return cells
-
-
-def _cell_shares(truth: Truth, grid: tuple[int, ...]) -> np.ndarray:
-    """(h, w): the share of each cell's area that the truth covers."""
-    region = truth.region().astype(np.float64)
-    rows, columns = (_overlap(size, cells) for size, cells in zip(region.shape, grid, strict=True))
-    return rows @ region @ columns.T
 
 
 def _overlap(pixels: int, cells: int) -> np.ndarray:

@@ -135,39 +135,23 @@ def mean_ap(scores: Array, targets: Array) -> float:
     return mean_over(average_precision(s, t), np.any(t, axis=0))
 
 
-def mean_ap_micro(scores: Array, targets: Array) -> float:
-    """One AP over all (image, label) pairs pooled; needs scores that are comparable between images."""
+def mean_aps(scores: Array, targets: Array, ap: np.ndarray | None = None) -> dict[str, float]:
+    """Every reading of "mAP" under the one name it has in reports; `ap`: that of every class, if it is known.
+
+    mAP: see `mean_ap`. mAP_micro: one AP over all (image, label) pairs pooled, for scores that are comparable between
+    images. mAP_images: AP of each image's ranking of the labels, averaged over the images with a positive. mAP_tagged:
+    mAP on these images only (the "masked" test set of NUS-WIDE papers). mAP_empty_zero: a class without positives
+    counts as 0, as in some programs; never above mAP."""
     s, t = check(scores, targets)
-    return _ap(s.ravel(), s[t])
-
-
-def mean_ap_images(scores: Array, targets: Array) -> float:
-    """AP of each image's ranking of the labels, averaged over the images with at least one positive."""
-    s, t = check(scores, targets)
-    return mean_ap(s.T, t.T)
-
-
-def mean_ap_tagged(scores: Array, targets: Array) -> float:
-    """mAP on the images with at least one positive only (the "masked" test set of NUS-WIDE papers)."""
-    s, t = check(scores, targets)
-    keep = t.any(1)
-    return mean_ap(s[keep], t[keep])
-
-
-def mean_ap_empty_zero(scores: Array, targets: Array) -> float:
-    """mAP where a class without positives counts as 0, as some programs do; never above `mean_ap`."""
-    ap = average_precision(scores, targets)
-    return float(ap.mean()) if len(ap) else 0.0
-
-
-# Every reading of "mAP" under the one name it has in reports.
-MAP_VARIANTS = {
-    "mAP": mean_ap,
-    "mAP_micro": mean_ap_micro,
-    "mAP_images": mean_ap_images,
-    "mAP_tagged": mean_ap_tagged,
-    "mAP_empty_zero": mean_ap_empty_zero,
-}
+    ap, tagged = average_precision(s, t) if ap is None else ap, np.any(t, axis=1)
+    mean = mean_over(ap, np.any(t, axis=0))
+    return {
+        "mAP": mean,
+        "mAP_micro": _ap(s.ravel(), s[t]),
+        "mAP_images": mean_ap(s.T, t.T),
+        "mAP_tagged": mean if tagged.all() else mean_ap(s[tagged], t[tagged]),
+        "mAP_empty_zero": float(ap.mean()) if len(ap) else 0.0,
+    }
 
 
 def mean_over(values: np.ndarray, where: np.ndarray) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from ..data.splits import find_data
 from ..errors import RamatchError
 from ..modeling.fuse import fuse
 from ..modeling.graph import GraphedRAM
-from ..modeling.ram import RAM, Output
+from ..modeling.ram import RAM
 from ..progress import Progress
 from ..recognizer import PATIENCE, Recognizer
-from .calibration import Calibrator
 from .protocol import Report, evaluate_scores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -83,17 +82,26 @@ def collect_scores(
     Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`:
     score with a fused copy of the weights (see `fuse`); by default on a GPU."""
     training, device, dtype = ram.training, ram.backbone.device, ram.backbone.dtype
-    kept, pending, done = [], [], 0  # numbers on the CPU; those still on the device, moved in large pieces
+    kept, pending, done = [], [], 0  # (B, N, 4) on the CPU; those still on the device, moved in large pieces
+    batches: Iterable[Tensor]
+    if images is not None:
+        batches = images.stack(data.records, ram.preprocess, progress=progress).split(batch_size)
+    else:
+        workers, pin = min(workers, -(-len(data) // batch_size)), device.type == "cuda"
+        dataset = ImageDataset(data.records, ram.preprocess)
+        loader = ImageLoader(dataset, workers=workers, batch_size=batch_size, pin_memory=pin)
+        batches = (pixels for pixels, _ in loader)
     line = Progress(len(data), what, enabled=progress)
-    line.start()
     ram.eval()
     try:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             model = fuse(ram) if fast or (fast is None and device.type == "cuda") else ram
             labels = ram.encode_labels(data.classes)
             engine = GraphedRAM(model, labels, batch_size=batch_size, best=True, patience=PATIENCE)
-            for pixels in _pixels(ram, data, batch_size, workers, images, progress):
-                pending.append(_numbers(engine(pixels)))
+            for pixels in batches:
+                output = engine(pixels)  # its numbers are left on the device, so that nothing waits for them
+                assert output.scores is not None
+                pending.append(torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float())
                 done += len(pixels)
                 if sum(map(torch.numel, pending)) > FLUSH:
                     kept.append(torch.cat(pending).cpu())
@@ -102,28 +110,9 @@ def collect_scores(
     finally:
         ram.train(training)
         line.clear()
-    kept += [p.cpu() for p in pending]
-    found = torch.cat(kept).numpy() if kept else np.zeros((0, len(data.classes), 4), np.float32)
+    found = torch.cat([torch.zeros(0, len(data.classes), 4), *kept, *(p.cpu() for p in pending)]).numpy()
     keys = tuple(r.key for r in data.records)
     return Scores(data.classes, keys, found[..., 0], found[..., 1:], data.targets().numpy())
-
-
-def _numbers(output: Output) -> Tensor:
-    """(B, N, 4): the model's score, s_G, s_R, best region; left on the device, so that nothing waits for it."""
-    assert output.scores is not None
-    return torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float()
-
-
-def _pixels(
-    ram: RAM, data: Annotations, batch_size: int, workers: int, images: ImageCache | None, progress: bool
-) -> Iterator[Tensor]:
-    if images is not None:
-        yield from images.stack(data.records, ram.preprocess, progress=progress).split(batch_size)
-        return
-    workers, pin = min(workers, -(-len(data) // batch_size)), ram.backbone.device.type == "cuda"
-    dataset = ImageDataset(data.records, ram.preprocess)
-    for pixels, _ in ImageLoader(dataset, workers=workers, batch_size=batch_size, pin_memory=pin):
-        yield pixels
 
 
 @dataclass(frozen=True)
@@ -155,13 +144,12 @@ def read_test(
     if protocol not in ("zsl", "gzsl"):
         raise RamatchError(f"protocol must be 'zsl' or 'gzsl', got '{protocol}'")
     path = find_data(data)
-    names = [_names(x) for x in (classes, seen, unseen)]
-    if split is None and names == [None] * 3 and path.is_dir() and (path / "test_gzsl.json").is_file():
+    known, new = (read_classes(x) if isinstance(x, (str, os.PathLike)) else x for x in (seen, unseen))
+    if all(x is None for x in (split, classes, known, new)) and (path / "test_gzsl.json").is_file():
         test = read_protocol(path, protocol, images_root=images_root)
         note = f"{path}: {test.protocol.split}"
         return TestSet(test.annotations, tuple(test.seen), tuple(test.unseen), protocol, note)
-    annotations = read_annotations(path, split=split, classes=names[0], images_root=images_root)
-    known, new = names[1], names[2]
+    annotations = read_annotations(path, split=split, classes=classes, images_root=images_root)
     if known is None and new is not None:
         known = [c for c in annotations.classes if c not in set(new)]
     elif new is None and known is not None:
@@ -174,10 +162,6 @@ def read_test(
             raise RamatchError(f"{path}: no image shows any of the {len(new)} unseen labels")
         known = []
     return TestSet(annotations, tuple(known or ()), tuple(new or ()), protocol, annotations.summary.headline())
-
-
-def _names(value: Sequence[str] | str | None) -> list[str] | None:
-    return None if value is None else read_classes(value) if isinstance(value, (str, os.PathLike)) else list(value)
 
 
 def evaluate(
@@ -215,22 +199,19 @@ def evaluate_all(
     takers = (read_test, load_model, collect_scores, evaluate_scores)
     reading, loading, collecting, measuring = split_options(options, takers)
     test = data if isinstance(data, TestSet) else read_test(data, protocol, **reading)
-    ram, calibrator = (model, None) if isinstance(model, RAM) else _loaded(model, loading)
-    if settings:
-        calibrator = None
+    if isinstance(model, RAM):
+        ram, calibrator = model, None
+    else:
+        recognizer = load_model(model, **loading)
+        ram, calibrator = recognizer.ram, recognizer.calibrator
     changes = dict(settings or {}) | ({} if matcher is None else {"matcher": matcher})
     if changes:
         ram = ram.with_config(ram.config.replace(**changes))
     found = collect_scores(ram, test.annotations, what=test.protocol, **collecting)
-    if calibrator is not None:  # what users of the model see, and are shown first, is its probability
+    if calibrator is not None and not settings:  # what users of the model see, and are shown first, is its probability
         found = replace(found, scores=np.asarray(calibrator(found.features, found.labels)))
     measuring |= {"protocol": test.protocol, "seen": test.seen, "unseen": test.unseen}
     return {name: found.report(name, **measuring) for name in scores}
-
-
-def _loaded(model: str | Path, options: dict[str, Any]) -> tuple[RAM, Calibrator | None]:
-    recognizer = load_model(model, **options)
-    return recognizer.ram, recognizer.calibrator
 
 
 def split_options(options: dict[str, Any], functions: Sequence[Callable]) -> list[dict[str, Any]]:

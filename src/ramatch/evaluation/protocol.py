@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,22 +39,17 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """The values at top level, so that `json["mAP"]` works, with the details beside them."""
-        return {
-            **self.values,
-            "protocol": self.protocol,
-            "images": self.images,
-            "labels": self.labels,
-            "positives": self.positives,
-            "labels_without_positives": self.labels_without_positives,
-            "average_precision": self.average_precisions,
-        }
+        counts = {name: getattr(self, name) for name in ("protocol", "images", "labels", "positives")}
+        details = {"labels_without_positives": self.labels_without_positives}
+        return {**self.values, **counts, **details, "average_precision": self.average_precisions}
 
     def to_table(self, *, name: str = "", markdown: bool = False) -> str:
         """The paper's columns for this one report, with a line on what was measured."""
         empty = len(self.labels_without_positives)
         about = f"{self.protocol.upper()}: {self.images:,} images, {self.labels:,} labels"
         about += f" ({empty} without positives, not in mAP)" if empty else ""
-        columns = paper_columns(self.values)
+        columns = [key for key in self.values if "@" in key and not key.endswith("_tagged")]
+        columns += [key for key in ("mAP", "mAP_seen", "mAP_unseen", "mAP_H") if key in self.values]
         cells = [f"{self.values[key]:.1f}" for key in columns]
         named = bool(name)  # a nameless report needs no column of names
         head, row = (["Method", *columns], [name, *cells]) if named else (columns, cells)
@@ -77,7 +72,7 @@ def evaluate_scores(
 
     `gzsl` ranks all labels together; `zsl` keeps the `unseen` columns and ranks those alone. With `seen` and
     `unseen` given, GZSL adds `mAP_seen`, `mAP_unseen` and their harmonic mean `mAP_H`. All readings of mAP
-    are there under their own names (`metrics.MAP_VARIANTS`), and so are `P@k_tagged`, ... on images with at
+    are there under their own names (`metrics.mean_aps`), and so are `P@k_tagged`, ... on images with at
     least one positive. With a `threshold`, also CP, CR, CF1, OP, OR, OF1.
     """
     s, t = metrics.check(scores, targets)
@@ -92,7 +87,7 @@ def evaluate_scores(
     elif protocol != "gzsl":
         raise RamatchError(f"protocol must be 'zsl' or 'gzsl', got {protocol!r}")
     ap, has = metrics.average_precision(s, t), np.any(t, axis=0)
-    values = {**_at_ks(s, t, ks), **_mean_aps(s, t, ap)}
+    values = {**_at_ks(s, t, ks), **metrics.mean_aps(s, t, ap)}
     if protocol == "gzsl" and seen and unseen:
         for key, part in (("seen", seen), ("unseen", unseen)):
             columns = _columns(names, part, key)
@@ -110,12 +105,6 @@ def evaluate_scores(
     )
 
 
-def paper_columns(values: Mapping[str, float]) -> list[str]:
-    """Of a report's keys, the columns of the paper's tables: P@k, R@k, F1@k, mAP, seen/unseen where there."""
-    plain = [key for key in values if "@" in key and not key.endswith("_tagged")]
-    return plain + [key for key in ("mAP", "mAP_seen", "mAP_unseen", "mAP_H") if key in values]
-
-
 def _at_ks(s: np.ndarray, t: np.ndarray, ks: Sequence[int]) -> dict[str, float]:
     """P, R and F1 at each k, on all images and on the tagged ones."""
     values: dict[str, float] = {}
@@ -125,14 +114,6 @@ def _at_ks(s: np.ndarray, t: np.ndarray, ks: Sequence[int]) -> dict[str, float]:
             prf = metrics.micro(predicted[rows], t[rows])
             values |= {f"P@{k}{suffix}": prf.precision, f"R@{k}{suffix}": prf.recall, f"F1@{k}{suffix}": prf.f1}
     return values
-
-
-def _mean_aps(s: np.ndarray, t: np.ndarray, ap: np.ndarray) -> dict[str, float]:
-    """Every reading of mAP, from the labels' `ap` where that suffices."""
-    values = {"mAP": metrics.mean_over(ap, np.any(t, axis=0)), "mAP_empty_zero": float(ap.mean()) if len(ap) else 0.0}
-    if t.any(1).all():  # no image to leave out
-        values["mAP_tagged"] = values["mAP"]
-    return {key: values[key] if key in values else mean(s, t) for key, mean in metrics.MAP_VARIANTS.items()}
 
 
 def _columns(classes: Sequence[str], part: Sequence[str], what: str) -> np.ndarray:

@@ -65,7 +65,7 @@ class Labels(Tensors):
 
 
 @dataclass(frozen=True)
-class Streams:
+class Streams(Tensors):
     """State between layers: main stream x (B, 1+M, W); rows and columns of the grid; base of the local stream (B, M,
     W), None before it starts; sum of SAA over the adapted layers; input of TSS (B, M, W) at each of those so far."""
 

@@ -37,10 +37,10 @@ from ..modeling.kernels.ops import smooth_max
 from ..modeling.preprocess import Preprocess
 from ..modeling.ram import RegionSet, Streams
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
+from .assemble import join_towers
 from .config import LoopConfig, OptimConfig
 from .distributed import World, pick_device
 from .features import FeatureCache, Stem, Views, cache_features
-from .join import join_towers
 from .optim import Limit, Roles
 from .task import Batch, Task
 from .trainer import Trainer, seed_all

@@ -1,20 +1,24 @@
-"""From a config to the things a run works with: the model and the data."""
+"""From settings to the things a run works with: the backbone, the model and the data."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from ..data.annotations import Annotations
 from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
 from ..modeling.backbone import Backbone
+from ..modeling.checkpoints.files import fill
 from ..modeling.checkpoints.folder import is_model_folder, load_adapters
 from ..modeling.checkpoints.loading import BUNDLED
+from ..modeling.checkpoints.towers import read_text, read_vision
+from ..modeling.preprocess import Preprocess
 from ..modeling.ram import RAM
 from .config import DataConfig, ModelConfig
 
@@ -29,6 +33,30 @@ def load_frozen(name: str, **options: object) -> Backbone:
     backbone = Backbone.from_pretrained(str(folder), **options)
     backbone.name = str(folder.resolve())  # adapters record where theirs is: it must be found from another folder too
     return backbone
+
+
+@torch.no_grad()
+def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: int, global_pool: str) -> Backbone:
+    """A vision tower and a text tower (folders or hub ids, see `towers.py`) → an unaligned `Backbone`, with fresh
+    projections."""
+    v, t = read_vision(vision), read_text(text)
+    if image_size % v.config.patch:
+        raise RamatchError(f"image size {image_size} is not a multiple of the patch size {v.config.patch}")
+    if t.tokenizer is None:
+        raise RamatchError(f"{t.name} has no tokenizer files; put tokenizer.json beside its weights")
+    preprocess, name = Preprocess((image_size, image_size), v.mean, v.std), f"{v.name}+{t.name}"
+    model = Backbone(v.config, t.config, dim, preprocess, t.tokenizer, global_pool=global_pool, name=name)
+    tower, side = model.vision, image_size // v.config.patch
+    fill(tower, v.state, v.name)
+    assert model.text is not None
+    assert model.text_projection is not None
+    fill(model.text, t.state, t.name)
+    for head in (model.visual_projection, model.text_projection):
+        nn.init.orthogonal_(head.weight)
+    # position embeddings for the size in use, so that nothing is interpolated at run time
+    tower.positions = nn.Parameter(tower.grid_positions(side, side).clone(), requires_grad=False)
+    tower.config = replace(tower.config, image=image_size)
+    return model
 
 
 def build_ram(config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> RAM:
@@ -74,19 +102,17 @@ def read_data(config: DataConfig, seed: int = 0) -> TrainData:
     unknown = [c for c in config.holdout_classes if c not in everything.classes]
     if unknown:
         raise RamatchError(f"data.holdout_classes: the data has no label '{unknown[0]}'")
-    hidden = set(config.holdout_classes)
+    hidden, validation = set(config.holdout_classes), None
     seen = tuple(c for c in everything.classes if c not in hidden)
-    showing = [i for i, r in enumerate(everything.records) if hidden & set(r.labels)]
-    rest = sorted(set(range(len(everything))) - set(showing))
-    train, validation = everything.subset(rest), None
+    rest = [i for i, r in enumerate(everything.records) if not hidden & set(r.labels)]
+    train = everything.subset(rest)
     if isinstance(config.validation, str):
         place, classes = find_data(config.validation), everything.classes
         validation = read_split(place, config.validation_split, classes=classes, images=config.images)
     elif config.validation > 0:
-        held = hold_out([r.key for r in train.records], config.validation)
-        kept = sorted(set(range(len(train))) - set(held))
-        validation = everything.subset(sorted([rest[i] for i in held] + showing))
-        train = train.subset(kept)
+        held = {rest[i] for i in hold_out([r.key for r in train.records], config.validation)}
+        kept = [i for i in rest if i not in held]
+        train, validation = everything.subset(kept), everything.subset(sorted(set(range(len(everything))) - set(kept)))
     if config.limit is not None and config.limit < len(train):
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
         train = train.subset(sorted(order[: config.limit].tolist()))
@@ -94,7 +120,5 @@ def read_data(config: DataConfig, seed: int = 0) -> TrainData:
             validation = validation.subset(range(min(len(validation), config.limit)))
     if len(train) == 0:
         raise RamatchError(f"{config.path}: no training image is left after holding some out")
-    classes = seen + tuple(config.holdout_classes)
-    return TrainData(
-        train.restrict(seen), None if validation is None else validation.restrict(classes), config.holdout_classes
-    )
+    validation = None if validation is None else validation.restrict(seen + config.holdout_classes)
+    return TrainData(train.restrict(seen), validation, config.holdout_classes)

@@ -84,10 +84,9 @@ def fit_cached(ram: RAM, examples: Examples, config: CachedConfig, *, progress: 
 def recognize_cached(ram: RAM, cache: FeatureCache, labels: Sequence[str], *, batch: int = 128) -> Iterator[Output]:
     """What the model finds on the cached images' first view, batch by batch."""
     ram.eval()
-    device = ram.backbone.device
-    encoded = ram.encode_labels(labels)
+    device, encoded = ram.backbone.device.type, ram.encode_labels(labels)
     for start in range(0, len(cache), batch):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             found = ram.recognize(ram.trunk(cache.pick(0, slice(start, start + batch))), encoded)
         yield found
 

@@ -20,10 +20,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # no space, or none left to this user
 _NAME = re.compile(r"step-(\d+)\.pt")
 
 
-class CheckpointError(RamatchError):
-    """A checkpoint could not be written."""
-
-
 def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.pt"
 
@@ -34,13 +30,9 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     try:
-        write_atomic(path, lambda temporary: _write_bytes(temporary, buffer))
+        write_atomic(path, lambda temporary: temporary.write_bytes(buffer.getbuffer()))
     except OSError as error:
-        raise CheckpointError(describe(error, path.parent, len(buffer.getbuffer()))) from error
-
-
-def _write_bytes(path: Path, buffer: io.BytesIO) -> None:
-    path.write_bytes(buffer.getbuffer())
+        raise RamatchError(describe(error, path.parent, len(buffer.getbuffer()))) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -94,11 +86,10 @@ def describe(error: OSError, folder: Path, size: int | None = None) -> str:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """States of Python's, numpy's and torch's generators, as plain data and tensors."""
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    kind, keys, *rest = np.random.get_state()
     return {
-        "python": [version, list(internal), gauss],
-        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
@@ -107,8 +98,8 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

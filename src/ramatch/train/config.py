@@ -1,19 +1,23 @@
-"""Settings of a training run. A recipe (recipe.py) is `TrainConfig` written as YAML."""
+"""Settings of a training run, and recipes: `TrainConfig` as YAML, one per experiment a person would want to run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
 
 from ..config import LOSSES, PRECISIONS, RAMConfig, preset
 from ..data.augment import AugmentConfig
+from ..errors import RamatchError, require
+from ..evaluation.models import DTYPES
+from ..files import read_lines, read_text
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Settings, Share
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SCHEDULES = ("cosine", "reference")
+RECIPES = Path(__file__).parent / "recipes"
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ class OptimConfig(Settings):
     prompt_lr: NotNegative = 1e-3  # SGD, label prompts and visual prompts
     prompt_momentum: Share = 0.9
     prompt_weight_decay: NotNegative = 0.0
-    schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # reference: per epoch, as the authors' program does
+    schedule: Annotated[str, OneOf(("cosine", "reference"))] = (
+        "cosine"  # reference: per epoch, as the authors' program does
+    )
     warmup: Share = 0.05  # share of all steps (cosine)
     final_lr: Share = 0.0  # share of each rate left at the end (cosine)
     clip_norm: Positive | None = 1.0  # of all gradients: where the temperatures' are large, SGD's prompts hardly move
@@ -178,3 +184,43 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         else:
             out.append(f"{name}: {a!r} → {b!r}")
     return out
+
+
+def list_recipes() -> dict[str, str]:
+    """Names of the recipes in the package, each with the first line of its comment."""
+    files = sorted(RECIPES.glob("*.yaml"))
+    return {file.stem: read_lines(file)[0].lstrip("# ") for file in files}
+
+
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """A recipe of the package by name, or a YAML (or JSON) file, with overrides like "optim.lr=1e-4" applied on top.
+
+    A value is read as JSON where it can be (`true`, `null`, `3`, `["a", "b"]`), else as text.
+    """
+    path, inside = Path(name_or_path).expanduser(), RECIPES / f"{name_or_path}.yaml"
+    if not path.is_file():
+        if len(path.parts) > 1 or not inside.is_file():
+            raise RamatchError(f"no recipe '{path}': give a YAML file or one of {', '.join(list_recipes())}")
+        path = inside
+    text = read_text(path)
+    try:
+        values = json.loads(text)
+    except ValueError:
+        yaml = require("yaml", "train")
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RamatchError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise RamatchError(f"{path}: a recipe is a set of named values, this is a {type(values).__name__}")
+    return TrainConfig.from_dict(values).with_overrides(overrides)
+
+
+def dump_config(config: TrainConfig) -> str:
+    """YAML of the whole config. Without PyYAML it is written as JSON, which YAML readers take too."""
+    try:
+        import yaml
+    except ImportError:
+        return json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)

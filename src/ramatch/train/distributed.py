@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ..errors import RamatchError
 
-# rank 0 evaluates while the others wait, so the usual ten minutes could be too short
-TIMEOUT = timedelta(hours=2)
+TIMEOUT = timedelta(hours=2)  # the leader evaluates while the others wait: the usual ten minutes could be too short
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,9 @@ class World:
     def leader(self) -> bool:
         return self.rank == 0
 
-    def broadcast(self, value: Any) -> Any:
-        """The leader's value, everywhere."""
-        if self.size == 1:
-            return value
-        box = [value if self.leader else None]
-        dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
-        return box[0]
+    def wait(self) -> None:
+        """Until all are here."""
+        self.mean(torch.zeros((), device=self.device)).item()
 
     def mean(self, value: Tensor) -> Tensor:
         """Mean over processes."""

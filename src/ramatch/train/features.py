@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -52,9 +52,7 @@ class FeatureCache:
         return len(self.streams.x)
 
     def pick(self, view: Tensor | int, rows: Tensor | slice) -> Streams:
-        s = self.streams
-        base, found = (None if t is None else t[view, rows] for t in (s.base, s.found))
-        return Streams(s.x[view, rows], s.grid, base, found, tuple(t[view, rows] for t in s.taps))
+        return self.streams.map(lambda t: t[view, rows])
 
     def batches(self, sampler: ResumableSampler) -> Iterator[tuple[Tensor, Tensor]]:
         """(views (B,), rows (B,)) on the device, of what is left in the sampler's epoch: a random view of each
@@ -86,40 +84,21 @@ class Views:
 @torch.no_grad()
 def cache_features(stem: Stem, pixels: Tensor, views: Views) -> FeatureCache:
     """Features of all images (uint8 (n, 3, h, w)), kept on the stem's device."""
-    stores: list[Tensor] = []
-    state, batch = None, 256
+    shape, batch, store = (views.count, len(pixels)), 256, None
     for view in range(views.count):
         for start in range(0, len(pixels), batch):
             rows = slice(start, start + batch)
             chunk = pixels[rows].to(stem.device)
             state = stem(views.make(chunk, view, rows, len(pixels), stem.preprocess.size))
-            parts = _flatten(state)
-            if not stores:
-                shapes = [(views.count, len(pixels), *p.shape[1:]) for p in parts]
-                stores = [torch.empty(shape, dtype=stem.dtype, device=stem.device) for shape in shapes]
-            for store, part in zip(stores, parts, strict=True):
-                store[view, rows] = part
-    assert state is not None
-    return FeatureCache(_like(state, stores))
-
-
-def _shared(state: Streams) -> bool:
-    """Where TSS reads the tower's output, its last input is the main stream's patches: nothing to keep twice."""
-    return bool(state.taps) and state.taps[-1].data_ptr() == state.x[:, 1:].data_ptr()
-
-
-def _flatten(state: Streams) -> list[Tensor]:
-    taps = state.taps[: len(state.taps) - _shared(state)]
-    return [t for t in (state.x, state.base, state.found, *taps) if t is not None]
-
-
-def _like(state: Streams, stores: list[Tensor]) -> Streams:
-    """The stores in the places that `_flatten` took them from."""
-    left = iter(stores)
-    x = next(left)
-    base, found = (None if t is None else next(left) for t in (state.base, state.found))
-    taps = [*left, *([x[:, :, 1:]] if _shared(state) else [])]
-    return Streams(x, state.grid, base, found, tuple(taps))
+            # where TSS reads the tower's output, its last input is the main stream's patches: nothing to keep twice
+            shared = bool(state.taps) and state.taps[-1].data_ptr() == state.x[:, 1:].data_ptr()
+            state = replace(state, taps=state.taps[: len(state.taps) - shared])
+            if store is None:
+                store = state.map(lambda t: torch.empty(*shape, *t.shape[1:], dtype=stem.dtype, device=stem.device))
+            for kept, part in zip(store.tensors, state.tensors, strict=True):
+                kept[view, rows] = part
+    assert store is not None
+    return FeatureCache(replace(store, taps=(*store.taps, store.x[:, :, 1:])) if shared else store)
 
 
 @dataclass(frozen=True)
@@ -151,7 +130,8 @@ class FeatureStore:
 def _probe(stem: Stem) -> str:
     size = (1, 3, *stem.preprocess.size)
     state = stem(torch.randint(0, 256, size, generator=torch.Generator().manual_seed(0)).to(stem.device))
-    found = hashlib.blake2b(f"{state.grid} {_shared(state)} {state.base is None} {state.found is None}".encode())
-    for tensor in _flatten(state):
+    shapes = [t.shape for t in state.tensors]
+    found = hashlib.blake2b(f"{state.grid} {shapes} {state.base is None} {state.found is None}".encode())
+    for tensor in state.tensors:
         found.update(tensor.float().cpu().numpy().tobytes())
     return found.hexdigest()

@@ -1,12 +1,14 @@
-"""What learns how fast: AdamW, and SGD for prompts; clipping over both; bounds on temperatures."""
+"""What learns how fast: AdamW, and SGD for prompts; schedules; clipping over both; bounds on temperatures; averages."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import RamatchError
 from .config import OptimConfig
@@ -83,6 +85,25 @@ def all_groups(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[dict[str
         yield from optimizer.param_groups
 
 
+def schedule(step: int, total: int, warmup: float, final: float = 0.0) -> float:
+    """Factor on every rate at `step` (from 0): linear from 1/w up to 1 over w = warmup · total steps, then a half
+    cosine down to `final` at the last step."""
+    w = round(warmup * total)
+    if step < w:
+        return (step + 1) / w
+    progress = (step - w) / max(total - 1 - w, 1)
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def reference_schedule(epoch: int, warmup: int = 3, start: float = 0.1, period: int = 60) -> float:
+    """Factor in `epoch` (from 0) in the authors' program, where rates change per epoch, one epoch ahead: linear from
+    `start` over `warmup` epochs, then a cosine of `period`: 0.4, 0.7, 0.994, 0.989, 0.983, 0.976."""
+    ahead = epoch + 1
+    if ahead < warmup:
+        return start + (1 - start) * ahead / warmup
+    return 0.5 * (1 + math.cos(math.pi * ahead / period))
+
+
 def clip_together(
     optimizers: Sequence[torch.optim.Optimizer],
     parameters: Iterable[nn.Parameter],
@@ -92,17 +113,18 @@ def clip_together(
     """Clip gradients to a common norm. With a scaler (fp16) they are unscaled first, and where any of them is not
     finite every optimizer skips the step: each alone would look at its own gradients only, while clipping by a norm
     that is not a number spoils those of all. The host does not wait."""
-    scaled = scaler is not None and scaler.is_enabled()
-    if max_norm is None and not scaled:
-        return
-    if scaler is not None and scaled:
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None
+    if scaler is not None:
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
+    elif max_norm is None:
+        return
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if max_norm is not None:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-    if scaler is not None and scaled:
+    if scaler is not None:
         flags = [flag for o in optimizers for flag in scaler._found_inf_per_device(o).values()]
         bad = torch.stack([flag.reshape(()) for flag in flags] + [(~norm.isfinite()).float()]).amax()
         for flag in flags:
@@ -116,6 +138,48 @@ def clamp(limits: Iterable[Limit]) -> None:
         parameter.clamp_(min=low, max=high)
 
 
-def floors(temperatures: Iterable[nn.Parameter], share: float) -> list[Limit]:
-    """Each temperature at least `share` of where it is now: positive for ever."""
-    return [(t, share * abs(float(t.detach())), None) for t in temperatures]
+class EMA:
+    """average ← decay · average + (1 − decay) · weights, for parameters and BatchNorm's running statistics, in one
+    fused kernel; counters are copied. `live`: the tensors of the model, which are followed where they lie."""
+
+    def __init__(self, live: Mapping[str, Tensor]) -> None:
+        self.live = {name: t.detach() for name, t in live.items()}
+        self.average = {name: t.clone() for name, t in self.live.items()}
+        self._floating = [name for name, t in self.live.items() if t.is_floating_point() and t.numel()]
+        self._counters = self.live.keys() - self._floating
+
+    @torch.no_grad()
+    def update(self, decay: float) -> None:
+        averages, lives = ([of[name] for name in self._floating] for of in (self.average, self.live))
+        torch._foreach_lerp_(averages, lives, 1 - decay)
+        _copy(self.live, {name: self.average[name] for name in self._counters})
+
+    def restart(self) -> None:
+        """Start again from the current weights."""
+        _copy(self.live, self.average)
+
+    def apply(self) -> None:
+        """The model's weights become the averaged ones."""
+        _copy(self.average, self.live)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights."""
+        kept = {name: t.clone() for name, t in self.live.items()}
+        self.apply()
+        try:
+            yield
+        finally:
+            _copy(kept, self.live)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self.average)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        _copy(state, self.average)
+
+
+@torch.no_grad()
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import files
 from ..data.annotations import Annotations
-from ..data.decode import ImageCache
+from ..data.augment import augment, epoch_table
+from ..data.decode import ImageCache, ImageDataset, ImageLoader
 from ..data.sampler import ResumableSampler
 from ..data.splits import find_data
 from ..errors import RamatchError
@@ -22,10 +23,9 @@ from ..evaluation.protocol import Report
 from ..modeling.checkpoints.folder import load_adapters, save_ram
 from . import checkpoint
 from .assemble import build_ram, read_data
-from .batches import Batches
 from .config import TrainConfig
 from .distributed import World, gather, world
-from .folder import RunFolder
+from .folder import RunFolder, RunLog
 from .interrupt import Interrupt, Interrupted
 from .task import Batch, RAMTask
 from .trainer import Place, Trainer, seed_all
@@ -48,30 +48,54 @@ class RunResult:
 
 
 class LabelledTask(RAMTask):
-    """The images and labels of `config.data`."""
+    """The images and labels of `config.data`.
+
+    Parts are cut from the full pictures in worker processes; or (data.cache = device) all images are decoded once, kept
+    as uint8 on the device, and parts are cut there: no worker, no copy, no wait. The augmentation is the same and
+    depends on (seed, epoch, image) alone. `images`: decoded pictures kept between runs."""
 
     def __init__(
         self, config: TrainConfig, here: World, images: ImageCache | None = None, progress: bool = False
     ) -> None:
-        self.config, self.progress = config, progress
+        self.config, self.device, self.progress = config, here.device, progress
         self.data = read_data(config.data, config.seed)
         dtype = config.dtype(here.device)
         ram = build_ram(config.model, here.device, dtype)
         if here.size > 1 and config.sync_batchnorm and here.device.type == "cuda":
             ram.region_set = nn.SyncBatchNorm.convert_sync_batchnorm(ram.region_set)
         super().__init__(ram, self.data.seen, config.loss, dtype, gather if here.size > 1 else None)
-        count, batch = len(self.data.train), config.batch_size
-        drop_last = count >= batch * here.size
-        self.sampler = ResumableSampler(count, config.seed, batch, here.rank, here.size, drop_last=drop_last)
-        self.images = ImageCache(config.data.workers) if config.data.cache == "device" and images is None else images
-        cached = self.images if config.data.cache == "device" else None
-        sources = (self.sampler, ram.preprocess, here.device, cached, progress)
-        self.pixels = Batches(config, self.data.train, *sources)
+        data, batch, workers = self.data.train, config.batch_size, config.data.workers
+        drop_last = len(data) >= batch * here.size
+        self.sampler = ResumableSampler(len(data), config.seed, batch, here.rank, here.size, drop_last=drop_last)
+        self.images, self.pixels, self.targets = images, None, data.targets()
+        if config.data.cache == "device":
+            self.images = images or ImageCache(workers)
+            self.pixels = self.images.stack(data.records, ram.preprocess, progress=progress).to(here.device)
+            self.targets = self.targets.to(here.device)  # as bytes: there may be a thousand labels
+        else:
+            self.targets = self.targets.float()
+            cut = config.augment if config.augment.enabled else None
+            dataset = ImageDataset(data.records, ram.preprocess, augment=cut, seed=config.seed)
+            options = {"pin_memory": here.device.type == "cuda", "persistent_workers": workers > 0}
+            self.loader = ImageLoader(dataset, workers=workers, batch_sampler=self.sampler, **options)
         with torch.no_grad(), self.autocast():  # fills the label set's store in the same order on every start
             ram.encode_labels(self.data.seen)
 
-    def batches(self) -> Iterable[Batch]:
-        return self.pixels
+    def batches(self) -> Iterator[Batch]:
+        """(pixels uint8 or float in [0, 255] (B, 3, H, W), targets (B, N)): those left in the sampler's epoch."""
+        config, preprocess = self.config, self.ram.preprocess
+        table = epoch_table(len(self.targets), config.seed, self.sampler.epoch).to(self.targets.device)
+        size, fill = None if self.pixels is None else preprocess.size, [255 * m for m in preprocess.mean]
+        if (kept := self.pixels) is None:
+            source: Iterable[tuple[Tensor, Tensor]] = self.loader
+        else:
+            source = ((kept[rows], rows) for rows in self.sampler.rows(self.device))
+        for decoded, rows in source:
+            pixels = decoded.to(self.device, non_blocking=True)
+            if config.augment.enabled:
+                draws = table[rows].to(self.device, non_blocking=True)
+                pixels = augment(pixels, draws, config.augment, fill, size)
+            yield pixels, self.targets[rows].to(self.device, non_blocking=True)
 
     def identity(self) -> dict[str, str]:
         return {"backbone": self.ram.backbone.fingerprint(), "data": self.data.digest()}
@@ -84,11 +108,9 @@ class LabelledTask(RAMTask):
         return scores.report(seen=self.data.seen if unseen else None, unseen=unseen or None)
 
     def scores(self, data: Annotations, what: str) -> Scores:
-        batch, workers = self.config.eval.batch_size, self.config.data.workers
-        images, progress = self.images, self.progress
-        return collect_scores(
-            self.ram, data, batch_size=batch, workers=workers, images=images, progress=progress, what=what
-        )
+        options: dict[str, Any] = {"batch_size": self.config.eval.batch_size, "workers": self.config.data.workers}
+        options |= {"images": self.images, "progress": self.progress}
+        return collect_scores(self.ram, data, what=what, **options)
 
 
 def train(
@@ -134,7 +156,8 @@ def _begin(trainer: Trainer, task: LabelledTask, folder: RunFolder, state: dict[
         folder.begin(config, facts)
         if data.validation is not None:
             files.write_json(folder.path / "validation.json", [r.key for r in data.validation.records])
-        trainer.open_log(None if state is None else state["log"], config.tensorboard)
+        position = None if state is None else state["log"]
+        trainer.log = RunLog(folder.log, position=position, step=place.step, tensorboard=config.tensorboard)
     told = f"{headline}\nrun folder {folder.path}, {trainer.total:,} steps on {here.device}"
     trainer.line.message(told + (f", continuing at step {place.step:,}" if place.step else ""))
 
@@ -148,7 +171,7 @@ def _finish(trainer: Trainer, task: LabelledTask, folder: RunFolder, begun: floa
         folder.note(status="finished", best=place.best or None, images_per_s=round(rate, 1), seconds=seconds)
         assert trainer.log is not None
         trainer.log.close()
-    here.broadcast(None)  # the others wait, so that nobody leaves while the first still works
+    here.wait()  # so that nobody leaves while the first still works
     best = place.best or {"value": None, "step": place.step, "weights": "plain"}
     told = (best["value"], best["step"], best["weights"], reports, rate, time.monotonic() - begun)
     return RunResult(folder.path, place.step, task.config.eval.metric, *told)
@@ -163,7 +186,7 @@ def _evaluate_best(task: LabelledTask, folder: RunFolder, place: Place) -> dict[
     if (report := task.evaluate()) is not None:
         reports["validation"] = report
     path = find_data(task.config.data.path)
-    if task.config.eval.test and path.is_dir() and (path / "test_gzsl.json").is_file():
+    if task.config.eval.test and (path / "test_gzsl.json").is_file():
         for protocol in ("zsl", "gzsl"):
             test = read_test(path, protocol, images_root=task.config.data.images)
             scores = task.scores(test.annotations, protocol)

@@ -41,7 +41,7 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(here.device.type, enabled=fp16)
         self.model = DistributedDataParallel(task) if here.size > 1 else task
         if graph is None:
-            graph = here.device.type == "cuda" and task.recordable
+            graph = here.device.type == "cuda"
         self.recorder = Recorder(here.device, warmup=0) if graph and not fp16 and here.size == 1 else None
         self.why_eager: str | None = None
         self.steps = 0
@@ -61,7 +61,8 @@ class TrainStep:
             try:
                 self._record(batches[0])
             except Exception as error:  # whatever a driver or a library objects to, eager does the same work
-                self._give_up(error)
+                self.recorder, self._inputs, self.why_eager = None, (), f"{type(error).__name__}: {error}"
+                warnings.warn(f"training goes on without a CUDA graph: {self.why_eager}", RuntimeWarning, stacklevel=2)
                 return self._eager(batches)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(self._inputs, batches[0], strict=True)):
             return self._aside(batches)
@@ -119,19 +120,15 @@ class TrainStep:
         device = self._inputs[0].device
         # rates as tensors that the graph reads anew each time; the groups keep numbers, which schedules and logs expect
         self._rates = [(group, torch.full((), float(group["lr"]), device=device), None) for group in groups]
-        kept = [(group["lr"], group.get("capturable")) for group in groups]
+        kept = [dict(group) for group in groups]
         self._zero_grad()
         try:
             for group, rate, _ in self._rates:
-                group["lr"] = rate
-                if "capturable" in group:
-                    group["capturable"] = True
+                group |= {"lr": rate} | ({"capturable": True} if "capturable" in group else {})
             graph, self._loss = self.recorder.record(lambda: self._update([self._inputs]))
         finally:
-            for group, (lr, capturable) in zip(groups, kept, strict=True):
-                group["lr"] = lr
-                if capturable is not None:
-                    group["capturable"] = capturable
+            for group, before in zip(groups, kept, strict=True):
+                group |= before
             self._zero_grad()  # the graph has its own gradients; eager steps in between make theirs
         self._held, self._graph = self.task.constants(), graph
 
@@ -145,8 +142,3 @@ class TrainStep:
         assert self._graph is not None
         self._graph.replay()
         return self._loss.clone()
-
-    def _give_up(self, error: Exception) -> None:
-        self.recorder, self.why_eager = None, f"{type(error).__name__}: {error}"
-        self._inputs, self._graph = (), None
-        warnings.warn(f"training goes on without a CUDA graph: {self.why_eager}", RuntimeWarning, stacklevel=3)

@@ -3,7 +3,7 @@ score of a model's two branches. The CLIP tables of docs/results.md are this."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,27 +35,16 @@ class Variant:
     ram: dict[str, Any] = field(default_factory=dict)
     config: CachedConfig = field(default_factory=CachedConfig)
 
-    def ram_config(self) -> RAMConfig:
-        return preset(self.preset, **self.ram)
 
-
-def _changed(config: CachedConfig, **changes: Any) -> CachedConfig:
-    """`optim__lr` stands for optim.lr."""
-    return config.replace(**{name.replace("__", "."): value for name, value in changes.items()})
-
-
-_OURS = _changed(
-    CachedConfig(batch_size=256, loss="sigmoid"),
-    optim__lr=1e-3,
-    optim__prompt_lr=1e-2,
-    optim__temperature_lr=5e-4,
-    optim__ema_decay=0.99,
+_OURS = CachedConfig(batch_size=256, loss="sigmoid").with_overrides(
+    ["optim.lr=1e-3", "optim.prompt_lr=1e-2", "optim.temperature_lr=5e-4", "optim.ema_decay=0.99"]
 )
-_MMC = _changed(_OURS, loss="mmc", optim__clip_norm=None)
-_ALIGNED = _changed(
-    _OURS, epochs=4, batch_size=64, optim__lr=5e-4, optim__temperature_lr=2.5e-4, optim__ema_decay=0.995
+_MMC = _OURS.with_overrides(["loss=mmc", "optim.clip_norm=none"])
+_ALIGNED = _OURS.with_overrides(
+    ["epochs=4", "batch_size=64", "optim.lr=5e-4", "optim.temperature_lr=2.5e-4", "optim.ema_decay=0.995"]
 )
-_REFERENCE = _changed(CachedConfig(views=2), optim__clip_norm=None, optim__decay_all=True)
+_REFERENCE = CachedConfig(views=2).with_overrides(["optim.clip_norm=none", "optim.decay_all=true"])
+_NO_EMA = ["optim.ema_decay=0"]
 _HALF = {"max_weight": 0.5}  # what the ablation changes one thing of
 _WHOLE = {"max_weight": 0.5, "tss_share": 1.0}
 _UNSCALED = {"plan_scale": "one", "best_share": 0.0, "score": "softmax"}
@@ -67,22 +56,22 @@ VARIANTS: dict[str, Variant] = {
     "reweight": Variant("ramatch", _HALF | {"matcher": "reweight"}, _OURS),
     "average": Variant("ramatch", {"matcher": "average", "max_weight": 0.0}, _OURS),
     "no-tkt": Variant("ramatch", _HALF | {"tkt": False}, _OURS),
-    "no-ema": Variant("ramatch", _HALF, _changed(_OURS, optim__ema_decay=0.0)),
-    "smooth": Variant("ramatch", _HALF, _changed(_OURS, loss="sigmoid-smooth")),
+    "no-ema": Variant("ramatch", _HALF, _OURS.with_overrides(_NO_EMA)),
+    "smooth": Variant("ramatch", _HALF, _OURS.replace(loss="sigmoid-smooth")),
     "tau": Variant("ramatch", _HALF | {"tau_global": 0.02, "tau_region": 0.02}, _OURS),
     "unscaled": Variant("ramatch", _HALF | _UNSCALED | {"tau_region": 2e-3}, _OURS),
-    "mosaics": Variant("ramatch", _HALF, _changed(_OURS, mosaics=0.5)),
+    "mosaics": Variant("ramatch", _HALF, _OURS.replace(mosaics=0.5)),
     "mmc": Variant("ramatch", _WHOLE, _MMC),
-    "mmc-6": Variant("ramatch", _WHOLE, _changed(_MMC, epochs=6)),
+    "mmc-6": Variant("ramatch", _WHOLE, _MMC.replace(epochs=6)),
     "mmc-reweight": Variant("ramatch", _WHOLE | {"matcher": "reweight", "max_weight": 0.0}, _MMC),
     "mmc-no-tkt": Variant("ramatch", _WHOLE | {"tkt": False}, _MMC),
     "aligned": Variant("aligned", {}, _ALIGNED),
     "aligned-kcot": Variant("aligned", {"max_weight": 0.0}, _ALIGNED),
     "aligned-reweight": Variant("aligned", {"matcher": "reweight"}, _ALIGNED),
     "aligned-average": Variant("aligned", {"matcher": "average", "max_weight": 0.0}, _ALIGNED),
-    "aligned-no-ema": Variant("aligned", {}, _changed(_ALIGNED, optim__ema_decay=0.0)),
+    "aligned-no-ema": Variant("aligned", {}, _ALIGNED.with_overrides(_NO_EMA)),
     "aligned-unscaled": Variant("aligned", _UNSCALED | {"tau_region": 3.3e-4}, _ALIGNED),
-    "aligned-mmc": Variant("aligned", {}, _changed(_ALIGNED, loss="mmc")),
+    "aligned-mmc": Variant("aligned", {}, _ALIGNED.replace(loss="mmc")),
 }
 
 
@@ -117,25 +106,18 @@ def study(
     seeds: Sequence[int] = (0, 1, 2),
     changes: dict[str, Any] | None = None,
     device: str | None = None,
-    report: Callable[[dict[str, Any]], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Train each variant with each seed and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}. `changes`: settings of
-    `CachedConfig`, for all variants."""
+) -> Iterator[dict[str, Any]]:
+    """Train each variant with each seed and test it: rows with {rule: {ZSL, GZSL mAP and F1@3}}, each when it is known.
+    `changes`: settings of `CachedConfig`, for all variants."""
     if unknown := set(variants) - set(VARIANTS):
         raise RamatchError(f"unknown variant(s) {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
     chosen = {name: VARIANTS[name].config.replace(**changes or {}) for name in variants}
     own = load_frozen(backbone, label_features=label_features).to(pick_device(device))
     bench = Bench(own, *data.read())
-    rows = []
     for name, config in chosen.items():
+        ram_config = preset(VARIANTS[name].preset, **VARIANTS[name].ram)
         for seed in seeds:
-            row = {"variant": name, "seed": seed} | bench.measure(
-                VARIANTS[name].ram_config(), config.replace(seed=seed)
-            )
-            rows.append(row)
-            if report is not None:
-                report(row)
-    return rows
+            yield {"variant": name, "seed": seed} | bench.measure(ram_config, config.replace(seed=seed))
 
 
 class Bench:
@@ -172,10 +154,7 @@ class Bench:
             rules = score_rules(found, *log["tau"])
             rules |= {"own": own_score(ram, found), "own-partial": own_score(ram, found, "partial")}
             for rule, scores in rules.items():
-                values = {
-                    "mAP": mean_ap(scores.numpy(), truth.numpy()),
-                    "F1@3": at_k(scores.numpy(), truth.numpy(), 3).f1,
-                }
+                values = {"mAP": mean_ap(scores, truth), "F1@3": at_k(scores, truth, 3).f1}
                 row["scores"].setdefault(rule, {})[protocol] = {k: round(100 * v, 2) for k, v in values.items()}
         return row
 

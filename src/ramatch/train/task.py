@@ -13,7 +13,7 @@ from ..data.sampler import ResumableSampler
 from ..errors import RamatchError
 from ..evaluation.protocol import Report
 from ..modeling.ram import RAM, Output
-from .optim import Limit, Roles, floors, trainable
+from .optim import Limit, Roles, trainable
 
 Batch = tuple[Tensor, ...]
 
@@ -21,10 +21,8 @@ Batch = tuple[Tensor, ...]
 class Task(nn.Module):
     """`task(*batch)` → loss (). A module, so that DistributedDataParallel can wrap it.
 
-    `sampler` says where in which epoch the training is. `recordable`: the loss is device work alone, fit for a CUDA
-    graph."""
+    The loss is device work alone, fit for a CUDA graph. `sampler` says where in which epoch the training is."""
 
-    recordable = True
     sampler: ResumableSampler
 
     def roles(self) -> Roles:
@@ -108,7 +106,7 @@ class RAMTask(Task):
         return found
 
     def limits(self, floor: float) -> list[Limit]:
-        return floors(self.roles()["temperatures"], floor)
+        return [(t, floor * abs(float(t.detach())), None) for t in self.roles()["temperatures"]]  # positive for ever
 
     def state(self) -> dict[str, Tensor]:
         return self.ram.adapters()

@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,17 +15,13 @@ import numpy as np
 import torch
 
 from ..errors import RamatchError
-from ..evaluation.protocol import Report
 from ..progress import Progress
 from . import checkpoint
 from .config import LoopConfig, TrainConfig
 from .distributed import World
-from .ema import EMA
-from .folder import RunFolder
+from .folder import RunFolder, RunLog
 from .interrupt import Interrupt
-from .log import RunLog
-from .optim import rates, set_rates
-from .schedules import reference_schedule, schedule
+from .optim import EMA, rates, reference_schedule, schedule, set_rates
 from .step import TrainStep
 from .task import Batch, Task, diverged
 
@@ -73,7 +70,7 @@ class Trainer:
         self.total = min(config.epochs * per_epoch, config.max_steps or 2**62)
         self.place, self.loss_sum = Place(), torch.zeros((), device=here.device)
         self.history: list[dict[str, Any]] = []  # lines of the log
-        self.log: RunLog | None = None
+        self.log: RunLog | None = None  # the leader's
         images = self.total * task.sampler.global_batch * optim.accumulate
         self.line = Progress(images, "training", enabled=progress)
 
@@ -81,9 +78,9 @@ class Trainer:
 
     def fit(self) -> None:
         """All steps that are left."""
-        self.line.start(self.place.images)
         if self.place.step == 0 and self.run is not None and self.run.eval.at_start:
             self._validate()
+        self.line.start(self.place.images)
         self.task.train()
         self.interrupt.patient = True
         while self.place.step < self.total:
@@ -97,7 +94,8 @@ class Trainer:
         if self.ema is not None and optim.ema_restart and sampler.position == 0:
             self.ema.restart()
         for batches in _groups(self.task.batches(), optim.accumulate):
-            set_rates(self.step.optimizers, self._factor(epoch))
+            by_step = schedule(self.place.step, self.total, optim.warmup, optim.final_lr)
+            set_rates(self.step.optimizers, reference_schedule(epoch) if optim.schedule == "reference" else by_step)
             self.loss_sum += self.step(batches)
             self.place.images += sum(len(batch[0]) for batch in batches) * self.here.size
             sampler.advance(len(batches))
@@ -112,12 +110,6 @@ class Trainer:
             if self.place.step == self.total:
                 break
 
-    def _factor(self, epoch: int) -> float:
-        optim = self.config.optim
-        if optim.schedule == "reference":
-            return reference_schedule(epoch)
-        return schedule(self.place.step, self.total, optim.warmup, optim.final_lr)
-
     def _after_step(self, epoch: int, ended: bool) -> None:
         """Log, validate, save, stop, each when it is time."""
         step, run = self.place.step, self.run
@@ -127,11 +119,12 @@ class Trainer:
             stop = float(self.here.mean(pressed)) > 0
             self._write_log(epoch)
         if run is not None:
-            if step == self.total or (step % run.eval.every == 0 if run.eval.every else ended):
+            paused = time.monotonic()
+            if judge := step == self.total or (step % run.eval.every == 0 if run.eval.every else ended):
                 self._validate()
+            if judge or ended or stop or (run.checkpoint.every and step % run.checkpoint.every == 0):
                 self._save()
-            elif ended or stop or (run.checkpoint.every and step % run.checkpoint.every == 0):
-                self._save()
+            self.line.pause(time.monotonic() - paused)
         if stop and step < self.total:
             raise KeyboardInterrupt
 
@@ -153,29 +146,22 @@ class Trainer:
 
     # --------------------------------------------------------------------------- validation, checkpoints, resume
 
-    def open_log(self, position: int | None, tensorboard: bool) -> None:
-        """Write to the folder's log from here on. `position`: where the checkpoint that was restored left it."""
-        assert self.folder is not None
-        self.log = RunLog(self.folder.log, position=position, step=self.place.step, tensorboard=tensorboard)
-
     def _validate(self) -> None:
         """Evaluate plain and averaged weights on validation, note the better, keep it if it is the best so far."""
-        if self.log is None or self.folder is None:
+        if self.log is None or self.folder is None or self.run is None:
             return
-        paused, step = time.monotonic(), self.place.step
-        found: dict[str, Report] = {}
+        step, metric, found = self.place.step, self.run.eval.metric, {}
+        ways = {"plain": nullcontext()} | ({"ema": self.ema.applied()} if self.ema is not None and step else {})
         with self.interrupt.at_once():
-            if (report := self.task.evaluate()) is None:
-                return
-            found["plain"] = report
-            if self.ema is not None and step:
-                with self.ema.applied():
-                    averaged = self.task.evaluate()
-                assert averaged is not None
-                found["ema"] = averaged
+            for weights, way in ways.items():
+                with way:
+                    if (report := self.task.evaluate()) is None:
+                        return
+                found[weights] = report
         for weights, report in found.items():
             self.log.write("eval", step=step, weights=weights, **report.values)
-        metric = self._metric(found["plain"])
+        if metric not in found["plain"].values:
+            raise RamatchError(f"eval.metric '{metric}' is not measured; known: {', '.join(found['plain'].values)}")
         weights = max(found, key=lambda name: found[name][metric])
         shown = "  ".join(f"{name} {report[metric]:.2f}" for name, report in found.items())
         self.line.message(f"step {step:,}: validation {metric} {shown}")
@@ -184,19 +170,10 @@ class Trainer:
             self.place.best = {"value": value, "step": step, "weights": weights, "report": found[weights].to_dict()}
             adapters = self.ema.state_dict() if weights == "ema" and self.ema is not None else self.task.state()
             checkpoint.save_checkpoint(self.folder.best, {"adapters": adapters, "best": self.place.best})
-        self.line.pause(time.monotonic() - paused)
-
-    def _metric(self, report: Report) -> str:
-        assert self.run is not None
-        name = self.run.eval.metric
-        if name not in report.values:
-            raise RamatchError(f"eval.metric '{name}' is not measured; known: {', '.join(report.values)}")
-        return name
 
     def _save(self) -> None:
         if self.log is None or self.folder is None or self.run is None or not self.run.checkpoint.keep:
             return
-        paused = time.monotonic()
         state = {
             "config": self.config.to_dict(),
             "identity": self.task.identity(),
@@ -212,7 +189,6 @@ class Trainer:
         }
         checkpoint.save_checkpoint(checkpoint.checkpoint_path(self.folder.checkpoints, self.place.step), state)
         checkpoint.prune(self.folder.checkpoints, self.run.checkpoint.keep)
-        self.line.pause(time.monotonic() - paused)
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,29 +1,22 @@
-"""Parts of a page. Each knows the height it needs for a width, and draws itself with its top left corner at (x, y)."""
+"""Parts of a page: functions that draw with their top left corner at (x, y), so wide, and say how high it became."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from PIL import Image
 
-from ramatch.errors import RamatchError
-from ramatch.viz import _sheet as s
-from ramatch.viz._sheet import Sheet, elide
-from ramatch.viz.overlay import overlay
-
-if TYPE_CHECKING:
-    from ramatch.prediction import Prediction
+from ..errors import RamatchError
+from ..prediction import Prediction
+from . import _sheet as s
+from ._sheet import Sheet, elide
+from .overlay import overlay
 
 GAP = 0.16
-_CAPTION = 0.40
 
 
-class Block(Protocol):
-    def height(self, width: float) -> float: ...
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None: ...
+Block = Callable[[Sheet, float, float, float], float]
 
 
 def require_plan(prediction: Prediction) -> np.ndarray:
@@ -60,32 +53,24 @@ def full_heat(weights: np.ndarray) -> float:
     return max(float(weights.max()), 4.0 * float(weights.sum()) / weights.size, 1e-12)
 
 
-@dataclass
-class Photo:
+def photo(image: Image.Image, caption: str, note: str = "", color: str = s.INK, share: float | None = None) -> Block:
     """An image with a caption and a note under it, and with a `share` a bar of it."""
 
-    image: Image.Image
-    caption: str
-    note: str = ""
-    color: str = s.INK
-    share: float | None = None
+    def draw(sheet: Sheet, x: float, y: float, width: float) -> float:
+        high = width * image.height / image.width
+        sheet.photo(x, y, width, high, image)
+        below, room = y + high, width - s.text_width(note, 9) - 0.1
+        sheet.text(x, below + 0.15, elide(caption, room, 9, bold=True), 9, fontweight="bold", color=color)
+        if note:
+            sheet.text(x + width, below + 0.15, note, 9, ha="right", color=s.MUTED)
+        if share is not None:
+            bar(sheet, x, below + 0.27, width, share, s.BLUE if color == s.INK else color)
+        return high + 0.40
 
-    def height(self, width: float) -> float:
-        return width * self.image.height / self.image.width + _CAPTION
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        below = y + self.height(width) - _CAPTION
-        sheet.photo(x, y, width, below - y, self.image)
-        room = width - s.text_width(self.note, 9) - 0.1
-        caption = elide(self.caption, room, 9, bold=True)
-        sheet.text(x, below + 0.15, caption, 9, fontweight="bold", color=self.color)
-        if self.note:
-            sheet.text(x + width, below + 0.15, self.note, 9, ha="right", color=s.MUTED)
-        if self.share is not None:
-            bar(sheet, x, below + 0.27, width, self.share, s.BLUE if self.color == s.INK else self.color)
+    return draw
 
 
-def label_photo(prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None) -> Photo:
+def label_photo(prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None) -> Block:
     """One label's weights over the image; its name, its probability and a bar of it underneath.
 
     Calibrated, improbable labels glow less: weights always sum to one, also those of a label that is not there. An
@@ -94,58 +79,44 @@ def label_photo(prediction: Prediction, image: Image.Image, label: int, truth: C
     name, probability = prediction.labels[label], float(prediction.probabilities[label])
     heat = require_plan(prediction)[:, label].reshape(prediction.grid)
     picture = glowing(image, heat, 0.45 + 0.55 * min(1.0, 2 * probability) if prediction.calibrated else 1.0)
-    return Photo(picture, name, f"{probability:.2f}", verdict(name, truth, s.INK), probability)
+    return photo(picture, name, f"{probability:.2f}", verdict(name, truth, s.INK), probability)
 
 
-def marginal_photo(prediction: Prediction, image: Image.Image) -> Photo:
+def marginal_photo(prediction: Prediction, image: Image.Image) -> Block:
     """The region marginal ũ over the image: where label presence detection sees anything at all."""
     if prediction.marginal is None:
         raise RamatchError("this prediction has no region marginal to draw; predict with maps=True or plan=True")
     heat = np.asarray(prediction.marginal, dtype=np.float64).reshape(prediction.grid)
-    return Photo(glowing(image, heat), "region marginal ũ")
+    return photo(glowing(image, heat), "region marginal ũ")
 
 
-@dataclass
-class Grid:
+def grid(photos: Sequence[Block], columns: int) -> Block:
     """Photos of one width in rows."""
 
-    photos: Sequence[Photo]
-    columns: int
+    def draw(sheet: Sheet, x: float, y: float, width: float) -> float:
+        wide, high = (width - GAP * (columns - 1)) / columns, -0.08
+        for start in range(0, len(photos), columns):
+            top, row = y + high + 0.08, enumerate(photos[start : start + columns])
+            high = top - y + max(draw_photo(sheet, x + i * (wide + GAP), top, wide) for i, draw_photo in row)
+        return high
 
-    def _cell(self, width: float) -> tuple[float, float]:
-        wide = (width - GAP * (self.columns - 1)) / self.columns
-        return wide, max(photo.height(wide) for photo in self.photos)
-
-    def height(self, width: float) -> float:
-        rows = -(-len(self.photos) // self.columns)
-        return rows * self._cell(width)[1] + (rows - 1) * 0.08
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        wide, high = self._cell(width)
-        for i, photo in enumerate(self.photos):
-            row, column = divmod(i, self.columns)
-            photo.draw(sheet, x + column * (wide + GAP), y + row * (high + 0.08), wide)
+    return draw
 
 
-@dataclass
-class Ranking:
+def ranked(prediction: Prediction, top: int, truth: Collection[str] | None) -> Block:
     """The best labels as bars. With a truth, right and wrong ones in green and red."""
 
-    prediction: Prediction
-    top: int
-    truth: Collection[str] | None = None
-
-    def height(self, width: float) -> float:
-        return 0.3 * min(self.top, len(self.prediction.labels))
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        name, number = 0.42 * width, 0.45
-        for row, tag in enumerate(self.prediction.top(self.top)):
+    def draw(sheet: Sheet, x: float, y: float, width: float) -> float:
+        name, number, tags = 0.42 * width, 0.45, prediction.top(top)
+        for row, tag in enumerate(tags):
             middle = y + 0.3 * row + 0.15
             sheet.text(x + name - 0.1, middle, elide(tag.label, name - 0.15, 9.5), 9.5, ha="right")
-            color = verdict(tag.label, self.truth, s.BLUE)
+            color = verdict(tag.label, truth, s.BLUE)
             bar(sheet, x + name, middle - 0.07, width - name - number, tag.probability, color, 0.14)
             sheet.text(x + width, middle, f"{tag.probability:.2f}", 9.5, ha="right")
+        return 0.3 * len(tags)
+
+    return draw
 
 
 def verdict(label: str, truth: Collection[str] | None, unknown: str, right: str = s.GREEN, wrong: str = s.RED) -> str:

@@ -31,6 +31,7 @@ class Sheet:
         manager = require("matplotlib.font_manager", extra="explain").fontManager
         installed = {font.name for font in manager.ttflist}
         self.fonts = [name for name in _FONTS if name in installed]
+        self.patch: Any = require("matplotlib.patches", extra="explain").Rectangle
         self.width, self.height = width, height
         self.figure: Figure = figure_class(figsize=(width, height), facecolor=PAPER, dpi=160)
 
@@ -52,10 +53,9 @@ class Sheet:
         self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, **style)
 
     def rectangle(self, x: float, y: float, width: float, height: float, color: str) -> None:
-        patch = require("matplotlib.patches", extra="explain").Rectangle
         corner = (x / self.width, 1 - (y + height) / self.height)
         size, style = (width / self.width, height / self.height), {"facecolor": color, "edgecolor": "none"}
-        self.figure.add_artist(patch(corner, *size, transform=self.figure.transFigure, **style))
+        self.figure.add_artist(self.patch(corner, *size, transform=self.figure.transFigure, **style))
 
     def photo(self, x: float, y: float, width: float, height: float, image: Image.Image) -> None:
         self.axes(x, y, width, height).imshow(np.asarray(image), aspect="auto", interpolation="lanczos")

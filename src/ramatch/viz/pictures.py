@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from ramatch.errors import RamatchError
-from ramatch.viz import _sheet as s
-from ramatch.viz._blocks import Block, Grid, Photo, Ranking, label_photo, marginal_photo, positions, ranking
-from ramatch.viz._compare import Comparison
-from ramatch.viz._matrix import Matrix, choose_rows, plan_scale
-from ramatch.viz._sheet import Sheet
+from ..errors import RamatchError
+from ..prediction import Prediction
+from . import _sheet as s
+from ._blocks import Block, grid, label_photo, marginal_photo, photo, positions, ranked, ranking
+from ._matrix import Comparison, Matrix, choose_rows, plan_scale
+from ._sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ramatch.prediction import Prediction
 
 _MARGIN = 0.3
 _PIXELS = 960  # longest side drawn: a photograph of 12 megapixels would only make files large
@@ -40,11 +37,11 @@ def label_pictures(
 ) -> Figure:
     """Each label's transport weights over the image (individual view): those named, or the `top` best."""
     image = _prepared(image)
-    photos = [Photo(image, "image"), *_label_photos(prediction, image, labels, top, truth)]
+    photos = [photo(image, "image"), *_label_photos(prediction, image, labels, top, truth)]
     columns = min(len(photos), max(2, math.ceil(math.sqrt(len(photos)))))
     # Panels of tall images are narrower, so that all are about equally large.
     panel = 2.6 * float(np.clip(math.sqrt(image.width / image.height), 0.6, 1.25))
-    return _page(Grid(photos, columns), width=2 * _MARGIN + columns * panel)
+    return _page(grid(photos, columns), width=2 * _MARGIN + columns * panel)
 
 
 def plan_picture(
@@ -67,7 +64,7 @@ def compare_matchers(
     With a truth, its rows are in red boxes and right and wrong predictions in green and red cells.
     """
     block = Comparison(predictions, _prepared(image), truth, top)
-    return _page(block, width=block.natural_width)
+    return _page(block.draw, width=block.natural_width)
 
 
 def explanation(
@@ -82,97 +79,67 @@ def explanation(
 ) -> Figure:
     """One page with everything: ranking, ũ, each label's map, the plan, and the matchers if given."""
     size, image = prediction.size or image.size, _prepared(image)
+    shown = photo(image, "image", f"{size[0]} × {size[1]}")
     paler = "; paler where it is improbable" if prediction.calibrated else ""
-    maps = Grid(_label_photos(prediction, image, labels, top, truth), 4 if image.width >= image.height * 0.75 else 8)
+    maps = grid(_label_photos(prediction, image, labels, top, truth), 4 if image.width >= image.height * 0.75 else 8)
     blocks: list[Block] = [
-        _Title(prediction, title or (Path(prediction.source).name if prediction.source else "Explanation")),
-        _Opening(prediction, Photo(image, "image", f"{size[0]} × {size[1]}"), top, truth),
-        _Section("Where each label is", f"transport weights over the image, relative to the largest{paler}", maps),
-        _Section(
+        _title(prediction, title or (Path(prediction.source).name if prediction.source else "Explanation")),
+        _opening(shown, marginal_photo(prediction, image), ranked(prediction, top, truth), image.width / image.height),
+        _section("Where each label is", f"transport weights over the image, relative to the largest{paler}", maps),
+        _section(
             "The transport plan",
             f"every label's weights on every region; {'best' if truth is None else 'true'} labels in red",
             _matrix(prediction, truth, min(top, 5)),
         ),
     ]
     if matchers:
-        block = Comparison(matchers, image, truth)
-        blocks.append(_Section("Matchers side by side", "the same features matched in different ways", block))
-    return _page(_Stack(blocks), width=12.0, margin=0.5)
+        block = Comparison(matchers, image, truth).draw
+        blocks.append(_section("Matchers side by side", "the same features matched in different ways", block))
+    return _page(*blocks, width=12.0, margin=0.5)
 
 
-@dataclass
-class _Stack:
-    blocks: Sequence[Block]
-
-    def height(self, width: float) -> float:
-        return sum(block.height(width) for block in self.blocks)
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        for block in self.blocks:
-            block.draw(sheet, x, y, width)
-            y += block.height(width)
-
-
-@dataclass
-class _Title:
-    prediction: Prediction
-    name: str
-
-    def height(self, width: float) -> float:
+def _title(prediction: Prediction, name: str) -> Block:
+    def draw(sheet: Sheet, x: float, y: float, width: float) -> float:
+        count, (rows, columns) = len(prediction.labels), prediction.grid
+        labels, kind = "label" if count == 1 else "labels", "" if prediction.calibrated else "not "
+        facts = f"{count:,} {labels}  ·  {rows} × {columns} regions  ·  probabilities {kind}calibrated"
+        sheet.text(x, y + 0.15, s.elide(name, width, 17, bold=True), 17, fontweight="bold")
+        sheet.text(x, y + 0.47, facts, 9.5, color=s.MUTED)
         return 0.85
 
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        count, (rows, columns) = len(self.prediction.labels), self.prediction.grid
-        labels, kind = "label" if count == 1 else "labels", "" if self.prediction.calibrated else "not "
-        facts = f"{count:,} {labels}  ·  {rows} × {columns} regions  ·  probabilities {kind}calibrated"
-        sheet.text(x, y + 0.15, s.elide(self.name, width, 17, bold=True), 17, fontweight="bold")
-        sheet.text(x, y + 0.47, facts, 9.5, color=s.MUTED)
+    return draw
 
 
-@dataclass
-class _Opening:
+def _opening(image: Block, marginal: Block, ranking: Block, aspect: float) -> Block:
     """The image, its marginal and the ranking, side by side."""
 
-    prediction: Prediction
-    photo: Photo
-    top: int
-    truth: Collection[str] | None
+    def draw(sheet: Sheet, x: float, y: float, width: float) -> float:
+        third = (width - 2 * 0.3) / 3 * min(1.0, aspect)
+        left, high = 2 * (third + 0.3), image(sheet, x, y, third)
+        marginal(sheet, x + third + 0.3, y, third)
+        return max(high, ranking(sheet, x + left, y - 0.03, width - left) + 0.3)
 
-    def _third(self, width: float) -> float:
-        return (width - 2 * 0.3) / 3 * min(1.0, self.photo.image.width / self.photo.image.height)
-
-    def height(self, width: float) -> float:
-        ranked = Ranking(self.prediction, self.top).height(width)
-        return max(self.photo.height(self._third(width)), ranked + 0.3)
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        third, left = self._third(width), 2 * (self._third(width) + 0.3)
-        self.photo.draw(sheet, x, y, third)
-        marginal_photo(self.prediction, self.photo.image).draw(sheet, x + third + 0.3, y, third)
-        Ranking(self.prediction, self.top, self.truth).draw(sheet, x + left, y - 0.03, width - left)
+    return draw
 
 
-@dataclass
-class _Section:
-    caption: str
-    note: str
-    block: Block
-
-    def height(self, width: float) -> float:
-        return 0.62 + self.block.height(width) + 0.1
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
+def _section(caption: str, note: str, block: Block) -> Block:
+    def draw(sheet: Sheet, x: float, y: float, width: float) -> float:
         sheet.rectangle(x, y + 0.06, width, 0.012, s.RULE)
-        sheet.text(x, y + 0.29, self.caption, 12.5, fontweight="bold")
-        sheet.text(x + s.text_width(self.caption, 12.5, bold=True) + 0.2, y + 0.3, self.note, 9, color=s.MUTED)
-        self.block.draw(sheet, x, y + 0.62, width)
+        sheet.text(x, y + 0.29, caption, 12.5, fontweight="bold")
+        sheet.text(x + s.text_width(caption, 12.5, bold=True) + 0.2, y + 0.3, note, 9, color=s.MUTED)
+        return 0.62 + block(sheet, x, y + 0.62, width) + 0.1
+
+    return draw
 
 
-def _page(block: Block, width: float, margin: float = _MARGIN) -> Figure:
-    """A figure that holds one block."""
-    inner = width - 2 * margin
-    sheet = Sheet(width, block.height(inner) + 2 * margin)
-    block.draw(sheet, margin, margin, inner)
+def _page(*blocks: Block, width: float, margin: float = _MARGIN) -> Figure:
+    """A figure that holds blocks, one below the other: drawn once to see how high they become, and then for good."""
+    height = 1.0
+    for _ in range(2):
+        sheet, y = Sheet(width, height), margin
+        for block in blocks:
+            y += block(sheet, margin, y, width - 2 * margin)
+        height = y + margin
     return sheet.figure
 
 
@@ -185,13 +152,13 @@ def _prepared(image: Image.Image) -> Image.Image:
 
 def _label_photos(
     prediction: Prediction, image: Image.Image, labels: Sequence[str] | None, top: int, truth: Collection[str] | None
-) -> list[Photo]:
+) -> list[Block]:
     chosen = positions(prediction, labels) if labels is not None else ranking(prediction)[:top]
     if not chosen:
         raise RamatchError("no label to draw: the vocabulary or the list of labels is empty")
     return [label_photo(prediction, image, label, truth) for label in chosen]
 
 
-def _matrix(prediction: Prediction, truth: Sequence[str] | None, top: int, by_score: bool = True) -> Matrix:
+def _matrix(prediction: Prediction, truth: Sequence[str] | None, top: int, by_score: bool = True) -> Block:
     rows = choose_rows([prediction], truth, top, by_score=by_score)
-    return Matrix(prediction, rows, plan_scale([prediction]), strip=prediction.marginal is not None)
+    return Matrix(prediction, rows, plan_scale([prediction]), prediction.marginal is not None).draw

@@ -20,15 +20,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import ramatch
-from ramatch import assets
-from ramatch.data.images import ImageError, load_image
-from ramatch.errors import RamatchError
-from ramatch.files import write_atomic
-from ramatch.prediction import Prediction
+from ..data.images import ImageError, load_image
+from ..errors import RamatchError
+from ..files import write_atomic
+from ..prediction import Prediction
 
-_PARTS = Path(assets.__file__).parent / "report"
-_SHARED = Path(ramatch.__file__).parent / "serve" / "page"  # the web page's colours, label list and map drawing
+_PACKAGE = Path(__file__).parents[1]
+_PARTS = _PACKAGE / "assets" / "report"
+_SHARED = _PACKAGE / "serve" / "page"  # the web page's colours, label list and map drawing
 
 
 def write_report(
@@ -106,7 +105,10 @@ def _frame(title: str) -> tuple[str, str]:
 def _label(entry: dict[str, Any], threshold: float | None) -> str:
     label, p = html.escape(entry["label"], quote=True), entry["probability"]
     below = " below" if threshold is not None and p < threshold else ""
-    grid = f' data-map="{_bytes(entry["map"])}"' if "map" in entry else ""
+    grid = ""
+    if "map" in entry:  # (H, W) in [0, 1] as one byte per region, row by row
+        heat = np.rint(np.clip(entry["map"], 0, 1) * 255).astype(np.uint8)
+        grid = f' data-map="{base64.b64encode(heat).decode()}"'
     percent = "&lt;1 %" if 0 < p < 0.005 else f"{100 * p:.0f} %"
     return (
         f'<li><button type="button" class="label{below}" aria-pressed="false" '
@@ -128,11 +130,6 @@ def _picture(image: Any, name: str, max_side: int) -> str:
     data = base64.b64encode(buffer.getvalue()).decode()
     size = f'width="{picture.width}" height="{picture.height}"'
     return f'<img alt="{name}" {size} src="data:image/jpeg;base64,{data}"><canvas aria-hidden="true"></canvas>'
-
-
-def _bytes(heat: list[list[float]]) -> str:
-    """A map (H, W) in [0, 1] as base64 of one byte per region, row by row."""
-    return base64.b64encode(np.rint(np.clip(heat, 0, 1) * 255).astype(np.uint8).tobytes()).decode()
 
 
 def _read(*paths: Path) -> str:
