@@ -28,6 +28,7 @@ PROMPTS = ("none", "deep", "coop", "dualcoop")
 STOPS = ("marginal", "scaling")
 RESIZES = ("bicubic", "bilinear")
 PRECISIONS = ("fp32", "bf16", "fp16")
+WEIGHTS = ("fp32", "fp16", "int8")  # on disk
 MAPS = ("similarity", "plan")
 PROTOCOLS = ("zsl", "gzsl")
 

@@ -224,7 +224,7 @@ def test_our_own_form_keeps_the_features(tmp_path):
         near(other.encode_text(["red cat"]), ours.encode_text(["red cat"]), 0)
         assert (other.preprocess, other.logit_scale) == (ours.preprocess, ours.logit_scale)
     assert (again.name, through.name) == (ours.name, str(tmp_path / "own"))  # a backbone is known by where it was found
-    save_backbone(ours, tmp_path / "half", half=True)
+    save_backbone(ours, tmp_path / "half", weights="fp16")
     half = load_saved_backbone(tmp_path / "half")
     near(half.encode_text(["red cat"]), ours.encode_text(["red cat"]), 2e-2)  # word embeddings in int8
     ours.vision.cls.data[0] += 1

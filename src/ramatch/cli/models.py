@@ -1,4 +1,4 @@
-"""ramatch import-authors."""
+"""ramatch import-authors, convert."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 from typing import Any
+
+from ..config import WEIGHTS
 
 
 def add_verbs(verbs: Any) -> None:
@@ -16,10 +18,20 @@ def add_verbs(verbs: Any) -> None:
     )
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("out", metavar="OUT", help="new model folder")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_import)
+    parser = verbs.add_parser(
+        "convert",
+        help="store a model's weights in fewer bits, or in more",
+        description="Copy a model folder with its weights in another precision on disk; all else is copied as it is.",
+        epilog="example: ramatch convert runs/coco/model models/coco-small --weights int8",
+    )
+    parser.add_argument("model", metavar="MODEL", help="bundled model, model folder or run folder")
+    parser.add_argument("out", metavar="OUT", help="new model folder")
+    parser.add_argument("--weights", required=True, choices=WEIGHTS, help="int8: one scale per output channel")
+    parser.set_defaults(run=run_convert)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_import(arguments: argparse.Namespace) -> int:
     from ..files import new_folder
     from ..modeling.checkpoints.authors import import_authors
 
@@ -27,4 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     for note in import_authors(Path(arguments.checkpoint), out):
         print(f"ramatch: note: {note}", file=sys.stderr)
     print(out)
+    return 0
+
+
+def run_convert(arguments: argparse.Namespace) -> int:
+    from ..modeling.checkpoints.folder import convert
+
+    print(convert(arguments.model, arguments.out, arguments.weights))
     return 0

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import LOSSES, RAMConfig, preset
+from ..config import LOSSES, WEIGHTS, RAMConfig, preset
 from ..data.annotations import Annotations, Record
 from ..data.augment import with_mosaics
 from ..data.captions import CaptionRecord, Captions, read_captions
@@ -53,6 +53,7 @@ class AdaptConfig(CachedConfig):
     min_images: Count = 12  # a tag must occur in the captions of so many
     ignore_above: NotNegative = 0.6  # tags this close to a positive one are not called absent
     omitted: NotNegative = 1.0  # how often captions leave a tag out for each time they have it: see `leave_open`
+    weights: Annotated[str, OneOf(WEIGHTS)] = "fp16"  # on disk
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def adapt_folder(
 ) -> dict[str, Any]:
     """Train adapters on captioned and labelled images together; write a model folder that stands alone to `out`.
 
-    The backbone is written in half precision; what was read, the settings and the log go into adapt.json, the mined
+    What was read, the settings and the log go into adapt.json, the mined
     tags into tags.txt. Returns what adapt.json holds."""
     out, ram, config = new_folder(out), ram or preset("aligned"), config or AdaptConfig()
     captioned, labelled, records = data.read()
@@ -185,7 +186,7 @@ def adapt_folder(
     pixels = decode_all(list(records.values()), model.preprocess, progress=progress)
     log = adapt(model, pixels, broad, config, progress=progress)
     model.background = tuple(background)
-    save_ram(model.eval(), out, with_backbone=True, half=True)
+    save_ram(model.eval(), out, with_backbone=True, weights=config.weights)
     tags = broad.names[broad.labels :]
     everything = {r.key for r in captioned.records} | {r.key for r in labelled.records}
     report = {

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from ..data.annotations import Annotations
 from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
 from ..modeling.backbone import Backbone
+from ..modeling.checkpoints.files import read_tensors
 from ..modeling.checkpoints.folder import is_model_folder, load_adapters
 from ..modeling.checkpoints.loading import BUNDLED
 from ..modeling.ram import RAM
@@ -40,7 +40,7 @@ def build_ram(config: ModelConfig, device: torch.device, dtype: torch.dtype = to
         file = Path(config.init).expanduser() / "ram.safetensors"
         if not file.is_file():
             raise RamatchError(f"model.init: {config.init} is not a model folder (no ram.safetensors in it)")
-        load_adapters(ram, load_file(file), config.init)
+        load_adapters(ram, read_tensors(file), config.init)
     ram.to(device)
     ram.backbone.to(dtype)
     # rounding the frozen weights for speed does not make them another model: keep the name they were loaded under

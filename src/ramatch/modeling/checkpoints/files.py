@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...errors import RamatchError
 from ..preprocess import Preprocess
+from .packing import unpack
 
 Tensors = Mapping[str, Tensor]
 Reader = Callable[[Tensors], dict[str, Tensor]]
@@ -58,7 +60,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         try:
-            return load_file(path)
+            return unpack(load_file(path), path)
         except (SafetensorError, OSError) as error:
             raise RamatchError(f"{path}: not a readable safetensors file ({error})") from None
     try:
@@ -194,6 +196,16 @@ def transformer_sizes(raw: Mapping[str, Any], eps: float = 1e-12) -> dict[str, A
         "act": activation(raw.get("hidden_act", "gelu")),
         "eps": raw.get("layer_norm_eps", eps),
     }
+
+
+class Unfilled(TorchFunctionMode):
+    """Modules made in this context keep the memory they got: drawing millions of random numbers that `fill` replaces
+    takes most of the time of loading."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def fill(module: nn.Module, state: dict[str, Tensor], name: str) -> None:
