@@ -15,7 +15,7 @@ from ramatch.cli import main
 from ramatch.config import WEIGHTS
 from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import convert, load_ram, load_saved_backbone, save_ram
-from ramatch.modeling.checkpoints.packing import SHORTEST, pack, unpack
+from ramatch.modeling.checkpoints.packing import MOST_LOST, SHORTEST, pack, quantize, unpack
 
 NAMES = ["cat", "red traffic light", "kite"]
 
@@ -31,13 +31,12 @@ def test_no_number_is_off_by_more_than_half_a_step_of_its_channel(shape, size, s
     g = torch.Generator().manual_seed(seed)
     ranges = 10 ** (size + spread * torch.rand(shape[0], *[1] * (len(shape) - 1), generator=g))
     weight = torch.randn(shape, generator=g) * ranges
-    packed = pack({"a.weight": weight}, "int8")
-    scale = packed["a.weight.scale"]
-    assert packed["a.weight.int8"].dtype == torch.int8
+    steps, scale = quantize(weight, "a.weight")
+    assert steps.dtype == torch.int8
     assert scale.shape == (shape[0], *[1] * (len(shape) - 1))
     largest = weight.abs().amax(tuple(range(1, len(shape))), keepdim=True)
     close(scale / (largest / 127).clamp(min=1e-30), torch.ones_like(scale), 1e-5)
-    again = unpack(packed, "there")["a.weight"]
+    again = unpack({"a.weight.int8": steps, "a.weight.scale": scale}, "there")["a.weight"]
     assert ((again - weight).abs() <= 0.50001 * scale).all()
     assert torch.equal(unpack(pack({"a.weight": again}, "int8"), "there")["a.weight"], again)  # rounded once
 
@@ -76,6 +75,17 @@ def test_which_tensors_take_how_many_bits():
     for bad in (float("nan"), float("inf")):
         with pytest.raises(RamatchError, match=r"'a\.weight' holds numbers that are not finite"):
             pack({"a.weight": torch.full((2, SHORTEST), bad)}, "int8")
+
+
+def test_tensors_with_outliers_stay_halves():
+    """One number of each channel that is much larger than the rest would leave these hardly a bit."""
+    weight = torch.randn(8, 256)
+    even = unpack(pack({"a.weight": weight}, "int8"), "there")["a.weight"]
+    assert 0 < (even - weight).norm() <= MOST_LOST * weight.norm()
+    weight[:, 0] = 100
+    packed = pack({"a.weight": weight, "text.tokens.weight": weight}, "int8")
+    assert packed["a.weight"].dtype == torch.float16
+    assert "text.tokens.weight.int8" in packed  # words are large, and looked up one at a time
 
 
 def test_a_row_of_zeros_stays_one():

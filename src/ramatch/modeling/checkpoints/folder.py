@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,5 +168,5 @@ def convert(model: str | Path, out: str | Path, weights: str) -> Path:
         if file.suffix == ".safetensors" and file.name != LABEL_FEATURES:
             write_tensors(read_tensors(file), target, weights)
         else:
-            write_atomic(target, lambda temporary, file=file: shutil.copyfile(file, temporary))
+            write_atomic(target, partial(shutil.copyfile, file))
     return out

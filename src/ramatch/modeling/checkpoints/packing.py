@@ -16,9 +16,10 @@ from ...config import WEIGHTS
 from ...errors import RamatchError
 from ...files import write_atomic
 
-# what is stored in int8: a word embedding keeps its meaning in 8 bits, so halves do without it too
-IN_INT8 = {"fp32": "", "fp16": r"text\.tokens\.weight", "int8": r".*\.weight"}
+WORDS = "text.tokens.weight"  # large, and they keep their meaning in 8 bits: with fp16 too
+IN_INT8 = {"fp32": "", "fp16": re.escape(WORDS), "int8": r".*\.weight"}
 SHORTEST = 16  # numbers that share a scale: a mask's kernel is not worth one
+MOST_LOST = 0.014  # of a tensor's norm; some have outliers for which all others lose their bits, and stay halves
 
 
 def pack(tensors: dict[str, Tensor], weights: str) -> dict[str, Tensor]:
@@ -30,17 +31,19 @@ def pack(tensors: dict[str, Tensor], weights: str) -> dict[str, Tensor]:
         tensor = tensor.detach().cpu()
         if tensor.is_floating_point():
             tensor = tensor.float()
-            matrix = tensor.ndim > 1 and tensor.numel() > 0
-            if matrix and tensor[0].numel() >= SHORTEST and re.fullmatch(IN_INT8[weights], name):
-                out[f"{name}.int8"], out[f"{name}.scale"] = _quantize(tensor, name)
-                continue
-            if matrix and weights != "fp32":
-                tensor = tensor.half()
-        out[name] = tensor.contiguous()
+        if not tensor.is_floating_point() or tensor.ndim < 2 or not tensor.numel() or weights == "fp32":
+            out[name] = tensor.contiguous()
+            continue
+        out[name] = tensor.half().contiguous()
+        if tensor[0].numel() >= SHORTEST and re.fullmatch(IN_INT8[weights], name):
+            steps, scale = quantize(tensor, name)
+            if name == WORDS or (steps * scale - tensor).norm() <= MOST_LOST * tensor.norm():
+                del out[name]
+                out[f"{name}.int8"], out[f"{name}.scale"] = steps, scale
     return out
 
 
-def _quantize(tensor: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def quantize(tensor: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """A tensor (C, …) as int8 and its scales (C, 1, …), in which no number is off by more than half a step."""
     largest = tensor.abs().amax(tuple(range(1, tensor.ndim)), keepdim=True)
     if not largest.isfinite().all():
