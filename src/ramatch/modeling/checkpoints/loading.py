@@ -1,7 +1,7 @@
 """Reading backbones from disk or the hub.
 
-`load_backbone` understands, by what it finds: a Hugging Face CLIP or its vision tower alone (`clip.py`), a dual encoder
-of a DINOv2 and a BERT (`dual.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
+`load_backbone` understands, by what it finds: a Hugging Face CLIP, its vision tower alone, or a dual encoder of a DINOv2
+and a BERT (`huggingface.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
 (`openai.py`), and what `save_backbone` wrote (`folder.py`).
 """
 
@@ -15,13 +15,13 @@ import torch
 from ...errors import RamatchError
 from ..backbone import Backbone
 from ..preprocess import Preprocess
-from . import clip, dual, openai
+from . import huggingface, openai
 from .files import download, read_json, read_tensors
 
 __all__ = ["BUNDLED", "bundled_model", "load_backbone", "read_json"]
 
 BUNDLED = ("ramatch-mini",)
-READERS = {"clip": clip.load, "clip_vision_model": clip.load, "vision-text-dual-encoder": dual.load}
+READ = ("clip", "clip_vision_model", "vision-text-dual-encoder")  # model types that have a joint space
 
 
 def bundled_model(name: str) -> Path | None:
@@ -77,9 +77,9 @@ def _folder(folder: Path, name: str) -> Backbone:
 
         return load_saved_backbone(folder)
     kind = raw.get("model_type", "unknown")
-    if kind not in READERS:
+    if kind not in READ:
         raise RamatchError(
             f"'{name}' is a '{kind}' model; ramatch reads CLIP (any ViT), CLIP vision towers, and "
             "DINOv2 + BERT dual encoders (see `ramatch align`)"
         )
-    return READERS[kind](folder, name, raw)
+    return huggingface.load(folder, name, raw)
