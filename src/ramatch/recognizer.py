@@ -17,11 +17,11 @@ from .data.images import load_image
 from .data.prefetch import Loaded, chunks, is_single, prefetch, source_of
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator
-from .files import write_json
+from .files import read_json, write_json
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
-from .modeling.checkpoints.loading import BUNDLED, bundled_model, read_json
+from .modeling.checkpoints.loading import BUNDLED, bundled_model
 from .modeling.fuse import fuse
 from .modeling.graph import GraphedRAM
 from .modeling.matching import MATCHERS

@@ -294,7 +294,7 @@ def test_wrong_folders_are_named(tmp_path):
     cases = {
         tmp_path / "empty": "has no config.json",
         write("gpt", {"model_type": "gpt2"}): "is a 'gpt2' model; ramatch reads CLIP",
-        write("broken", "{"): "not readable as JSON",
+        write("broken", "{"): "not valid JSON",
         write("plain", dual): "BERT's own pooler",
         write("half", dual | {"ramatch": {"image_size": [28, 28]}}): "lacks global_pool, logit_scale",
         write(

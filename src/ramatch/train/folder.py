@@ -12,7 +12,7 @@ import torch
 
 from .. import files
 from ..errors import RamatchError
-from ..modeling.checkpoints.loading import read_json
+from ..files import read_json
 from . import checkpoint
 from .config import TrainConfig, differences
 from .recipe import dump_config

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import RamatchError
+from ...files import read_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from .packing import unpack
@@ -90,19 +91,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a model folder, in one file or several."""
     for index in INDEXES:
         if (folder / index).is_file():
-            parts = set(json.loads((folder / index).read_text())["weight_map"].values())
+            parts = set(read_json(folder / index)["weight_map"].values())
             return {k: v for part in sorted(parts) for k, v in read_tensors(folder / part).items()}
     for file in WEIGHTS:
         if (folder / file).is_file():
             return read_tensors(folder / file)
     raise RamatchError(f"{folder} has a config but no weights (looked for {', '.join(WEIGHTS)})")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RamatchError(f"{path}: not readable as JSON ({error})") from None
 
 
 def read_preprocess(folder: Path, size: tuple[int, ...], own: tuple[tuple, tuple]) -> Preprocess:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ...config import RAMConfig
 from ...errors import RamatchError
-from ...files import new_folder, write_atomic, write_json
+from ...files import new_folder, read_json, write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from ..ram import RAM
-from .files import Unfilled, fill, read_json, read_tensors
+from .files import Unfilled, fill, read_tensors
 from .packing import write_tensors
 from .tokenizer import Tokenizer
 

@@ -1,7 +1,7 @@
 """Reading backbones from disk or the hub.
 
-`load_backbone` understands, by what it finds: a Hugging Face CLIP, its vision tower alone, or a dual encoder of a DINOv2
-and a BERT (`huggingface.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
+`load_backbone` understands, by what it finds: a Hugging Face CLIP, its vision tower alone, or a dual encoder of a
+DINOv2 and a BERT (`huggingface.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
 (`openai.py`), and what `save_backbone` wrote (`folder.py`).
 """
 
@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 
 from ...errors import RamatchError
+from ...files import read_json
 from ..backbone import Backbone
 from ..preprocess import Preprocess
 from . import huggingface, openai
-from .files import download, read_json, read_tensors
-
-__all__ = ["BUNDLED", "bundled_model", "load_backbone", "read_json"]
+from .files import download, read_tensors
 
 BUNDLED = ("ramatch-mini",)
 READ = ("clip", "clip_vision_model", "vision-text-dual-encoder")  # model types that have a joint space

@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RamatchError
+from ...files import read_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import CLIP_MEAN, CLIP_STD, Preprocess
-from .files import Names, Part, Tensors, assemble, logit_scale, need, read_json, read_weights, take, translate
+from .files import Names, Part, Tensors, assemble, logit_scale, need, read_weights, take, translate
 from .tokenizer import Tokenizer
 
 HEAD_WIDTHS = {1280: 80, 1408: 88, 1664: 104}  # open_clip's ViT-H, g and bigG; every other width has heads of 64

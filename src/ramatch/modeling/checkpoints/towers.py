@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RamatchError
+from ...files import read_json
 from ..backbone import TowerConfig
-from .files import download, read_json, read_preprocess, read_weights
+from .files import download, read_preprocess, read_weights
 from .huggingface import TEXT, VISION, first_position
 from .loading import load_backbone
 from .tokenizer import Tokenizer
