@@ -70,8 +70,14 @@ def compare_clip(
 
 def test_clip_vit_b16_size(tmp_path):
     vision = {"patch_size": 16, "image_size": 224}  # the rest of CLIPVisionConfig is the base size
-    text = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 2048,
-            "vocab_size": 1000, "max_position_embeddings": 77}  # fmt: skip
+    text = {
+        "hidden_size": 512,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+        "vocab_size": 1000,
+        "max_position_embeddings": 77,
+    }
     model = clip_folder(tmp_path, vision, text, 512, std=0)
     ours = Backbone.from_pretrained(tmp_path)
     c = ours.vision.config
@@ -79,10 +85,22 @@ def test_clip_vit_b16_size(tmp_path):
     compare_clip(model, ours, load_file(tmp_path / "model.safetensors"), torch.randn(1, 3, 224, 224))
 
 
-SMALL_TEXT = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96,
-              "vocab_size": 60, "max_position_embeddings": 16}  # fmt: skip
-SMALL_VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96,
-                "image_size": 48, "patch_size": 12}  # fmt: skip
+SMALL_TEXT = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 96,
+    "vocab_size": 60,
+    "max_position_embeddings": 16,
+}
+SMALL_VISION = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "image_size": 48,
+    "patch_size": 12,
+}
 
 
 @pytest.mark.parametrize("act", ["quick_gelu", "gelu", "gelu_pytorch_tanh"])
@@ -167,8 +185,16 @@ def small_pair(side: int = 70):
     dinov2 = Dinov2Model(
         Dinov2Config(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=side, patch_size=14)
     )
-    bert = BertModel(BertConfig(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96, vocab_size=60,
-                                max_position_embeddings=40))  # fmt: skip
+    bert = BertModel(
+        BertConfig(
+            hidden_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            intermediate_size=96,
+            vocab_size=60,
+            max_position_embeddings=40,
+        )
+    )
     return lively(dinov2), lively(bert, seed=1)
 
 
