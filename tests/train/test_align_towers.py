@@ -17,7 +17,8 @@ from tiny_models import backbone
 from ramatch.errors import RamatchError
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import save_backbone
-from ramatch.modeling.checkpoints.towers import TEXT, read_text, read_vision
+from ramatch.modeling.checkpoints.huggingface import TEXT
+from ramatch.modeling.checkpoints.loading import read_text, read_vision
 from ramatch.modeling.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN
 from ramatch.train.align import AlignConfig, align
 from ramatch.train.join import join_towers

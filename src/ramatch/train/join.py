@@ -11,12 +11,12 @@ from torch import nn
 from ..errors import RamatchError
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.files import fill
-from ..modeling.checkpoints.towers import read_text, read_vision
+from ..modeling.checkpoints.loading import read_text, read_vision
 from ..modeling.preprocess import Preprocess
 
 
 def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: int, global_pool: str) -> Backbone:
-    """A vision tower and a text tower (folders or hub ids, see `towers.py`) → an unaligned `Backbone`."""
+    """A vision tower and a text tower (folders or hub ids, see `read_vision`) → an unaligned `Backbone`."""
     v, t = read_vision(vision), read_text(text)
     if image_size % v.config.patch:
         raise RamatchError(f"image size {image_size} is not a multiple of the patch size {v.config.patch}")
