@@ -142,5 +142,5 @@ def test_what_is_wrong_is_said(towers, tmp_path):
     changed = json.loads((towers[0] / "config.json").read_text()) | {"hidden_size": 40}
     shutil.copytree(towers[0], tmp_path / "lies")
     (tmp_path / "lies" / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(RamatchError, match=r"lies: '.*' is .*, expected"):
+    with pytest.raises(RamatchError, match=r"lies: tensor '.*' is .*, expected"):
         join_towers(tmp_path / "lies", towers[1], image_size=24, dim=9, global_pool="cls")

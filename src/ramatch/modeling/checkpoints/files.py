@@ -184,15 +184,16 @@ class Unfilled(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def fill(module: nn.Module, state: dict[str, Tensor], name: str) -> None:
-    """Load tensors under our names; a missing one, one too many or a wrong shape is an error that names it."""
-    own = module.state_dict()
+def fill(module: nn.Module, state: dict[str, Tensor], where: str, own: dict[str, Tensor] | None = None) -> None:
+    """Load tensors under our names, all of a module or those that `own` has; a missing one, one too many or a wrong
+    shape is an error that names it."""
+    own = module.state_dict() if own is None else own
     for key in sorted(set(own) ^ set(state)):
-        raise RamatchError(f"{name}: its weights have {'no' if key in own else 'an unexpected'} '{key}'")
+        raise RamatchError(f"{where}: tensor '{key}' is {'missing' if key in own else 'unexpected'}")
     for key, value in state.items():
         if value.shape != own[key].shape:
-            raise RamatchError(f"{name}: '{key}' is {tuple(value.shape)}, expected {tuple(own[key].shape)}")
-    module.load_state_dict(state)
+            raise RamatchError(f"{where}: tensor '{key}' is {tuple(value.shape)}, expected {tuple(own[key].shape)}")
+    module.load_state_dict(state, strict=False)
 
 
 class Part(NamedTuple):

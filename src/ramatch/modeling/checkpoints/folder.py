@@ -102,13 +102,7 @@ def load_ram(
 
 def load_adapters(ram: RAM, tensors: dict[str, Tensor], where: str) -> None:
     """Copy adapter tensors into a RAM; any difference in names or shapes is an error that names it."""
-    own = ram.adapters()
-    for name in sorted(set(own) ^ set(tensors)):
-        raise RamatchError(f"{where}: tensor '{name}' is {'missing' if name in own else 'unexpected'}")
-    for name, value in tensors.items():
-        if own[name].shape != value.shape:
-            raise RamatchError(f"{where}: tensor '{name}' is {tuple(value.shape)}, expected {tuple(own[name].shape)}")
-    ram.load_state_dict(tensors, strict=False)
+    fill(ram, tensors, where, ram.adapters())
 
 
 def save_backbone(backbone: Backbone, folder: str | Path, *, weights: str = "fp32") -> None:
