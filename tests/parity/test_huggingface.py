@@ -11,6 +11,7 @@ import torch
 from hf_models import clip_vision_head, dual_encoder, lively, near, word_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoTokenizer,
     BertConfig,
@@ -27,6 +28,7 @@ from ramatch.config import preset
 from ramatch.errors import RamatchError
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import load_saved_backbone, save_backbone
+from ramatch.modeling.checkpoints.huggingface import TEXT, VISION
 from ramatch.modeling.ram import RAM
 
 WORDS = "a photo of cat dog red traffic light person riding bicycle"
@@ -368,6 +370,19 @@ def test_dinov2_kinds_we_do_not_read(tmp_path, kind):
     save_file(tensors | {f"vision_model.{extra}": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(RamatchError, match="SwiGLU" if kind == "giant" else "register"):
         Backbone.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["clip", "clip_vision_model", "clip_text_model", "vit", "bert", "distilbert"])
+def test_fields_that_a_config_leaves_out(kind):
+    """They have the defaults of `transformers`."""
+    full = AutoConfig.for_model(kind).to_dict()
+    families = [table[kind] for table in (VISION, TEXT) if kind in table]
+    assert families
+    for family in families:
+        assert family.shape({"model_type": kind}) == family.shape(full)
+    if kind == "clip":  # early releases say some of it twice, and the second is what counts
+        early = {"model_type": "clip", "text_config": None, "text_config_dict": {"hidden_size": 640}}
+        assert TEXT["clip"].shape(early).width == 640
 
 
 def test_hub_id_without_network():

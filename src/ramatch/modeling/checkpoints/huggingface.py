@@ -94,6 +94,15 @@ BASE: Raw = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
 }
+_CLIP_BASE: Raw = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+_CLIP_SIGHT = _CLIP_BASE | {"patch_size": 32, "image_size": 224}
+_CLIP_SIZES = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
+_CLIP_WORDS = _CLIP_BASE | _CLIP_SIZES | {"vocab_size": 49408, "max_position_embeddings": 77}
+_DINOV2_BASE = {"layer_norm_eps": 1e-6, "mlp_ratio": 4, "patch_size": 14, "image_size": 518}
+_BERT_BASE = {"vocab_size": 30522, "max_position_embeddings": 512}
+_ROBERTA_BASE = {"vocab_size": 50265, "max_position_embeddings": 514, "layer_norm_eps": 1e-5}
+_DINOV2_OWN, _BERT_OWN = {"layer_scale": True, "patch_bias": True}, {"norm": "post", "pool": "mean"}
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 ALIASES = {  # DistilBERT's names of these fields
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -142,19 +151,8 @@ def first_position(raw: Raw) -> int:
     return 0 if raw.get("model_type") not in ROBERTAS else 2 if padding is None else padding + 1
 
 
-_CLIP_BASE: Raw = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
-_CLIP_SIGHT = _CLIP_BASE | {"patch_size": 32, "image_size": 224}
-_CLIP_SIZES = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
-_CLIP_WORDS = _CLIP_BASE | _CLIP_SIZES | {"vocab_size": 49408, "max_position_embeddings": 77}
-_DINOV2_BASE = {"layer_norm_eps": 1e-6, "mlp_ratio": 4, "patch_size": 14, "image_size": 518}
-_BERT_BASE = {"vocab_size": 30522, "max_position_embeddings": 512}
-_ROBERTA_BASE = {"vocab_size": 50265, "max_position_embeddings": 514, "layer_norm_eps": 1e-5}
-_BERT_OWN = {"norm": "post", "pool": "mean"}
-
-ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 CLIP_SEES = Family(CLIP_VISION, "vision_model.", _CLIP_SIGHT, {"stem_norm": True}, (CLIP_MEAN, CLIP_STD))
 CLIP_READS = Family(CLIP_TEXT, "text_model.", _CLIP_WORDS, {"causal": True})
-_DINOV2_OWN = {"layer_scale": True, "patch_bias": True}
 VISION = {
     "dinov2": Family(_dinov2, "dinov2.", _DINOV2_BASE, _DINOV2_OWN, (IMAGENET_MEAN, IMAGENET_STD)),
     "vit": Family(_vit, "vit.", {"patch_size": 16, "image_size": 224}, {"patch_bias": True}),
