@@ -133,7 +133,7 @@ def line_first(bench: Bench) -> Iterator[Row]:
         if model is None:
             size = "mini" if bench.size == "clip-b16" else bench.size
             model, note = folder, "the small model's size with random weights"
-            save_ram(random_ram(size, "ramatch", torch.device("cpu")), folder, with_backbone=True, half=True)
+            save_ram(random_ram(size, "ramatch", torch.device("cpu")), folder, with_backbone=True, weights="fp16")
         command = [
             sys.executable,
             "-m",

@@ -31,7 +31,7 @@ def line_train(bench: Bench) -> Iterator[Row]:
 
 
 class Step:
-    """The loop's update from uint8 images on: normalize, forward, loss, backward, clip, AdamW and SGD, temperatures, EMA."""
+    """The loop's update from uint8 images on: normalize, forward, loss, backward, clip, AdamW, SGD, EMA."""
 
     def __init__(self, bench: Bench, ram: RAM, names: Sequence[str]) -> None:
         self.optim = OptimConfig()

@@ -12,6 +12,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def bench_speed(
     bench = Bench(device, compiled=compiled, model=model, **sizes)
     found: list[Row] = []
     for name in chosen:
-        found += run_line(name, lambda name=name: LINES[name](bench), cap, report or (lambda _: None), device)  # type: ignore[misc]
+        found += run_line(name, partial(LINES[name], bench), cap, report or (lambda _: None), device)
     return [entry.to_dict() for entry in found]
 
 

@@ -326,13 +326,13 @@ def test_adapters_apart_from_their_backbone(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["clip", "dual"])
-@pytest.mark.parametrize("half", [False, True])
-def test_a_folder_that_stands_alone(tmp_path, kind, half):
+@pytest.mark.parametrize(("weights", "off"), [("fp32", 1e-6), ("fp16", 2e-2), ("int8", 2e-2)])
+def test_a_folder_that_stands_alone(tmp_path, kind, weights, off):
     recognizer = make(kind=kind)
-    recognizer.save_pretrained(tmp_path / "run" / "model", with_backbone=True, half=half)
+    recognizer.save_pretrained(tmp_path / "run" / "model", with_backbone=True, weights=weights)
     loaded = Recognizer.from_pretrained(str(tmp_path / "run" / "model"), device="cpu")
     loaded.set_vocabulary(LABELS)
-    same(loaded.predict(picture()), recognizer.predict(picture()), 2e-2 if half else 1e-6)
+    same(loaded.predict(picture()), recognizer.predict(picture()), off)
     around = Recognizer.from_pretrained(tmp_path / "run", device="cpu")  # the folder of a training run will do
     around.set_vocabulary(LABELS)
     same(around.predict(picture()), loaded.predict(picture()))

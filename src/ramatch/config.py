@@ -1,8 +1,9 @@
-"""Names, settings and presets of RAM. Importing this does not load torch: the command line, the server's schema, the page,
-the documentation and the tests read their lists here.
+"""Names, settings and presets of RAM. Importing this does not load torch: the command line, the server's schema, the
+page, the documentation and the tests read their lists here.
 
 Every point on which the paper and the authors' program differ is a named field; `PRESETS["paper"]` and
-`PRESETS["reference"]` are the two readings, `PRESETS["ramatch"]` is ours, `PRESETS["aligned"]` ours for encoders of `ramatch align`.
+`PRESETS["reference"]` are the two readings, `PRESETS["ramatch"]` is ours, `PRESETS["aligned"]` ours for encoders of
+`ramatch align`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PROMPTS = ("none", "deep", "coop", "dualcoop")
 STOPS = ("marginal", "scaling")
 RESIZES = ("bicubic", "bilinear")
 PRECISIONS = ("fp32", "bf16", "fp16")
+WEIGHTS = ("fp32", "fp16", "int8")  # on disk
 MAPS = ("similarity", "plan")
 PROTOCOLS = ("zsl", "gzsl")
 
@@ -44,26 +46,18 @@ class RAMConfig(Settings):
 
     # Recover (Section 4.2)
     adapted_layers: Natural = 3  # last layers with TSS and visual prompts (l_s = 10 of 12)
-    saa_layers: Annotated[int, Bound(-1)] = (
-        3  # last layers whose SAA feeds the local stream; -1: all; 0: no such stream
-    )
+    saa_layers: Annotated[int, Bound(-1)] = 3  # last layers whose SAA feeds the local stream; -1: all; 0: no stream
     tss: bool = True
-    tss_input: Annotated[str, OneOf(("before", "after"))] = "before"  # TSS reads the features before or after the layer
-    tss_labels: Annotated[str, OneOf(("unit", "raw"))] = (
-        "unit"  # label features of unit length, or as the tower has them
-    )
+    tss_input: Annotated[str, OneOf(("before", "after"))] = "before"  # the layer: whose features TSS reads
+    tss_labels: Annotated[str, OneOf(("unit", "raw"))] = "unit"  # label features: scaled to 1, or as the tower has them
     tss_init: Annotated[str, OneOf(("default", "zero"))] = "default"  # zero: training starts from the frozen regions
     combine: Annotated[str, OneOf(("mean", "sum"))] = "mean"  # of SAA and TSS
     tss_share: Share = 1.0  # of what TSS learned, outside training: less keeps closer to the frozen model
     mask_conv: Annotated[str, OneOf(("depthwise", "full"))] = "depthwise"
     mask_kernel: Count = 3
     visual_prompts: Natural = 8
-    pooled: Annotated[str, OneOf(("frozen", "adapted"))] = (
-        "frozen"  # regions in the global feature of a pooling backbone
-    )
-    pixels: Annotated[str, OneOf(("backbone", "half"))] = (
-        "backbone"  # normalization: the backbone's, or mean = std = 0.5
-    )
+    pooled: Annotated[str, OneOf(("frozen", "adapted"))] = "frozen"  # regions in a pooling backbone's global feature
+    pixels: Annotated[str, OneOf(("backbone", "half"))] = "backbone"  # normalized as there, or mean = std = 0.5
     resize: Annotated[str, OneOf(RESIZES)] = "bicubic"
     # Label set (Section 4.1)
     templates: tuple[str, ...] = ("A photo of a {}.",)
@@ -77,9 +71,7 @@ class RAMConfig(Settings):
     lpd: bool = True
     tkt: bool = True
     tau_u: Positive | None = None  # LPD temperature; None: CLIP's own, 1 / logit_scale
-    teacher: Annotated[str, OneOf(("labels", "regions"))] = (
-        "labels"  # softmax over labels; or that ×20, then over regions
-    )
+    teacher: Annotated[str, OneOf(("labels", "regions"))] = "labels"  # softmax over labels; or that ×20, over regions
     teacher_floor: Annotated[str, OneOf(("image", "batch"))] = "image"  # absent labels get the smallest entry of this
     max_iter: Count = 100
     stop: Annotated[str, OneOf(STOPS)] = "marginal"  # L1 error of the marginal; or the mean change of each row scaling
@@ -118,7 +110,7 @@ PRESETS: dict[str, RAMConfig] = {
         region_share=0.6,
         best_share=0.5,
     ),
-    # for encoders made by `ramatch align`: DINOv2's final patches are local already and appended tokens upset its attention
+    # for encoders of `ramatch align`: DINOv2's final patches are local already, and more tokens upset its attention
     "aligned": RAMConfig(
         tss_init="zero",
         tss_input="after",

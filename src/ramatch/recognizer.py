@@ -17,11 +17,11 @@ from .data.images import load_image
 from .data.prefetch import Loaded, chunks, is_single, prefetch, source_of
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator
-from .files import write_json
+from .files import read_json, write_json
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
-from .modeling.checkpoints.loading import BUNDLED, bundled_model, read_json
+from .modeling.checkpoints.loading import BUNDLED, bundled_model
 from .modeling.fuse import fuse
 from .modeling.graph import GraphedRAM
 from .modeling.matching import MATCHERS
@@ -105,9 +105,10 @@ class Recognizer:
         ram.region_set.to(dtype)
         return cls(ram, calibrator=calibrator, name=str(name), **options)
 
-    def save_pretrained(self, folder: str | Path, *, with_backbone: bool = False, half: bool = False) -> None:
-        """Write adapters (a few MB), settings and calibration; the backbone too if the folder shall stand alone."""
-        save_ram(self.ram, folder, with_backbone=with_backbone, half=half)
+    def save_pretrained(self, folder: str | Path, *, with_backbone: bool = False, weights: str = "fp32") -> None:
+        """Write adapters (a few MB), settings and calibration; the backbone too if the folder shall stand alone.
+        `weights`: fp32, fp16, or int8 for a quarter of the bytes."""
+        save_ram(self.ram, folder, with_backbone=with_backbone, weights=weights)
         if self.calibrator is not None:
             write_json(Path(folder) / "calibration.json", self.calibrator.to_dict())
 

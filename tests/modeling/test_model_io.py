@@ -52,11 +52,11 @@ def test_folder_that_stands_alone(tmp_path):
 def test_half_precision_on_disk(tmp_path):
     ram = tiny_ram()
     save_ram(ram, tmp_path / "full", with_backbone=True)
-    save_ram(ram, tmp_path / "half", with_backbone=True, half=True)
+    save_ram(ram, tmp_path / "half", with_backbone=True, weights="fp16")
     sizes = [sum(f.stat().st_size for f in (tmp_path / n).rglob("*.safetensors")) for n in ("full", "half")]
     assert sizes[1] < 0.6 * sizes[0]
     again = load_ram(tmp_path / "half")
-    save_ram(again, tmp_path / "twice", with_backbone=True, half=True)
+    save_ram(again, tmp_path / "twice", with_backbone=True, weights="fp16")
     assert (
         load_ram(tmp_path / "twice").backbone.fingerprint() == again.backbone.fingerprint()
     )  # rounded once, not again

@@ -133,6 +133,13 @@ for rows, width in (((3, 5), 48), ((4099,), 20), ((0, 2), 8)):
         scale = max(1, x.numel() // width) ** 0.5
         check([m.grad / scale for m in mine[1:]], [m.grad / scale for m in wanted[1:]], "weights")
         check([_ops.layer_norm(x, None, None, 1e-5)], [F.layer_norm(x.double(), (width,), eps=1e-5)], "plain")
+        # after a sum, with weights that learn
+        mine, wanted = leaves(x, y, w, b), leaves(*(t.double() for t in (x, y, w, b)))
+        found, total = _ops.add_norm(*mine, 1e-5), wanted[0] + wanted[1]
+        exact = (total, F.layer_norm(total, (width,), *wanted[2:], 1e-5))
+        torch.autograd.backward(found, (g1, g2)); torch.autograd.backward(exact, (g1.double(), g2.double()))
+        check([*found, mine[0].grad, mine[1].grad], [*exact, wanted[0].grad, wanted[1].grad], "sum that learns")
+        check([m.grad / scale for m in mine[2:]], [m.grad / scale for m in wanted[2:]], "weights after a sum")
         # after a sum, with frozen weights; one of the two results may have no gradient
         for used in ((True, True), (True, False), (False, True)):
             mine, wanted = leaves(x, y), leaves(x.double(), y.double())

@@ -37,7 +37,7 @@ def word_tokenizer(words: str, start: str, end: str, vocab: int) -> Tokenizer:
 def dual_encoder(
     folder: Path, dinov2, bert, *, image_size=(28, 28), dim=24, pool="cls", tokenizer=None
 ) -> dict[str, Tensor]:
-    """A folder of a DINOv2 and a BERT, both `transformers` models, joined under their names on disk; the projections."""
+    """A folder of a DINOv2 and a BERT, both of `transformers`, joined under their names on disk; the projections."""
     heads = {
         "visual_projection.weight": torch.randn(dim, dinov2.config.hidden_size) * 0.2,
         "text_projection.weight": torch.randn(dim, bert.config.hidden_size) * 0.2,

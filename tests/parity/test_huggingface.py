@@ -11,6 +11,7 @@ import torch
 from hf_models import clip_vision_head, dual_encoder, lively, near, word_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoTokenizer,
     BertConfig,
@@ -27,6 +28,7 @@ from ramatch.config import preset
 from ramatch.errors import RamatchError
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import load_saved_backbone, save_backbone
+from ramatch.modeling.checkpoints.huggingface import TEXT, VISION
 from ramatch.modeling.ram import RAM
 
 WORDS = "a photo of cat dog red traffic light person riding bicycle"
@@ -70,8 +72,14 @@ def compare_clip(
 
 def test_clip_vit_b16_size(tmp_path):
     vision = {"patch_size": 16, "image_size": 224}  # the rest of CLIPVisionConfig is the base size
-    text = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 2048,
-            "vocab_size": 1000, "max_position_embeddings": 77}  # fmt: skip
+    text = {
+        "hidden_size": 512,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+        "vocab_size": 1000,
+        "max_position_embeddings": 77,
+    }
     model = clip_folder(tmp_path, vision, text, 512, std=0)
     ours = Backbone.from_pretrained(tmp_path)
     c = ours.vision.config
@@ -79,10 +87,22 @@ def test_clip_vit_b16_size(tmp_path):
     compare_clip(model, ours, load_file(tmp_path / "model.safetensors"), torch.randn(1, 3, 224, 224))
 
 
-SMALL_TEXT = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96,
-              "vocab_size": 60, "max_position_embeddings": 16}  # fmt: skip
-SMALL_VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96,
-                "image_size": 48, "patch_size": 12}  # fmt: skip
+SMALL_TEXT = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 96,
+    "vocab_size": 60,
+    "max_position_embeddings": 16,
+}
+SMALL_VISION = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "image_size": 48,
+    "patch_size": 12,
+}
 
 
 @pytest.mark.parametrize("act", ["quick_gelu", "gelu", "gelu_pytorch_tanh"])
@@ -167,8 +187,16 @@ def small_pair(side: int = 70):
     dinov2 = Dinov2Model(
         Dinov2Config(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=side, patch_size=14)
     )
-    bert = BertModel(BertConfig(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96, vocab_size=60,
-                                max_position_embeddings=40))  # fmt: skip
+    bert = BertModel(
+        BertConfig(
+            hidden_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            intermediate_size=96,
+            vocab_size=60,
+            max_position_embeddings=40,
+        )
+    )
     return lively(dinov2), lively(bert, seed=1)
 
 
@@ -224,7 +252,7 @@ def test_our_own_form_keeps_the_features(tmp_path):
         near(other.encode_text(["red cat"]), ours.encode_text(["red cat"]), 0)
         assert (other.preprocess, other.logit_scale) == (ours.preprocess, ours.logit_scale)
     assert (again.name, through.name) == (ours.name, str(tmp_path / "own"))  # a backbone is known by where it was found
-    save_backbone(ours, tmp_path / "half", half=True)
+    save_backbone(ours, tmp_path / "half", weights="fp16")
     half = load_saved_backbone(tmp_path / "half")
     near(half.encode_text(["red cat"]), ours.encode_text(["red cat"]), 2e-2)  # word embeddings in int8
     ours.vision.cls.data[0] += 1
@@ -294,7 +322,7 @@ def test_wrong_folders_are_named(tmp_path):
     cases = {
         tmp_path / "empty": "has no config.json",
         write("gpt", {"model_type": "gpt2"}): "is a 'gpt2' model; ramatch reads CLIP",
-        write("broken", "{"): "not readable as JSON",
+        write("broken", "{"): "not valid JSON",
         write("plain", dual): "BERT's own pooler",
         write("half", dual | {"ramatch": {"image_size": [28, 28]}}): "lacks global_pool, logit_scale",
         write(
@@ -342,6 +370,19 @@ def test_dinov2_kinds_we_do_not_read(tmp_path, kind):
     save_file(tensors | {f"vision_model.{extra}": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(RamatchError, match="SwiGLU" if kind == "giant" else "register"):
         Backbone.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["clip", "clip_vision_model", "clip_text_model", "vit", "bert", "distilbert"])
+def test_fields_that_a_config_leaves_out(kind):
+    """They have the defaults of `transformers`."""
+    full = AutoConfig.for_model(kind).to_dict()
+    families = [table[kind] for table in (VISION, TEXT) if kind in table]
+    assert families
+    for family in families:
+        assert family.shape({"model_type": kind}) == family.shape(full)
+    if kind == "clip":  # early releases say some of it twice, and the second is what counts
+        early = {"model_type": "clip", "text_config": None, "text_config_dict": {"hidden_size": 640}}
+        assert TEXT["clip"].shape(early).width == 640
 
 
 def test_hub_id_without_network():

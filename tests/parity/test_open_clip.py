@@ -17,11 +17,37 @@ open_clip = pytest.importorskip("open_clip")
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg  # noqa: E402
 
 LABELS = [
-    "cat", "Traffic Light", "T-SHIRT", "café", "cafe\u0301 au lait", "jalapeño", "naïve Ångström", "dog's bed", "dog\u2019s bed", "\u201cstop\u201d sign", "the dogs' beds",
-    "we'll they've I'm don't he'd", "2 dogs, 13 cats & 1,234 mice", "747-400", "rock & roll", "rock &amp; roll",
-    "&lt;b&gt;bold&lt;/b&gt;", "AT&amp;amp;T", "  many   spaces\tand\nlines ", "日本語", "emoji 🐶 dog", "a.b!c?(d)/e_f", "x" * 300, "word " * 200,
-    "Ünïcödé ÀÉÎ", "C++ / C#", "50%", "#hashtag @user", "...", "a",
-]  # fmt: skip
+    "cat",
+    "Traffic Light",
+    "T-SHIRT",
+    "café",
+    "cafe\u0301 au lait",
+    "jalapeño",
+    "naïve Ångström",
+    "dog's bed",
+    "dog\u2019s bed",
+    "\u201cstop\u201d sign",
+    "the dogs' beds",
+    "we'll they've I'm don't he'd",
+    "2 dogs, 13 cats & 1,234 mice",
+    "747-400",
+    "rock & roll",
+    "rock &amp; roll",
+    "&lt;b&gt;bold&lt;/b&gt;",
+    "AT&amp;amp;T",
+    "  many   spaces\tand\nlines ",
+    "日本語",
+    "emoji 🐶 dog",
+    "a.b!c?(d)/e_f",
+    "x" * 300,
+    "word " * 200,
+    "Ünïcödé ÀÉÎ",
+    "C++ / C#",
+    "50%",
+    "#hashtag @user",
+    "...",
+    "a",
+]
 
 
 def small_clip(*, quick=True, custom=False, head_width=32, heads=4, **vision):

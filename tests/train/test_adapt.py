@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 
@@ -215,6 +216,10 @@ def test_captions_and_labels_of_different_images(tmp_path):
     (captioned / "captions.json").write_text(text.replace("images/", "images/c"))
     save_backbone(tiny_backbone(), tmp_path / "tower")
     data = BroadData(captioned / "captions.json", labelled / "labels.json", split=None)
-    config = AdaptConfig(epochs=1, min_images=2, views=1)
+    config = AdaptConfig(epochs=1, min_images=2, views=1, weights="int8")
     report = adapt_folder(tmp_path / "tower", data, tmp_path / "out", ram=RAM_SETTINGS, config=config, device="cpu")
     assert (report["images"], report["captioned"], report["labelled"]) == (18, 12, 6)
+    for file in ("ram.safetensors", "backbone/model-vision.safetensors", "backbone/model-text.safetensors"):
+        kinds = {tensor.dtype for tensor in load_file(tmp_path / "out" / file).values()}
+        assert torch.int8 in kinds, file
+    assert Recognizer.from_pretrained(tmp_path / "out", device="cpu").ram.config == RAM_SETTINGS

@@ -17,7 +17,8 @@ from tiny_models import backbone
 from ramatch.errors import RamatchError
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import save_backbone
-from ramatch.modeling.checkpoints.towers import TEXT, read_text, read_vision
+from ramatch.modeling.checkpoints.huggingface import TEXT
+from ramatch.modeling.checkpoints.loading import read_text, read_vision
 from ramatch.modeling.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN
 from ramatch.train.align import AlignConfig, align
 from ramatch.train.assemble import join_towers
@@ -147,5 +148,5 @@ def test_what_is_wrong_is_said(towers, tmp_path):
     changed = json.loads((towers[0] / "config.json").read_text()) | {"hidden_size": 40}
     shutil.copytree(towers[0], tmp_path / "lies")
     (tmp_path / "lies" / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(RamatchError, match=r"lies: '.*' is .*, expected"):
+    with pytest.raises(RamatchError, match=r"lies: tensor '.*' is .*, expected"):
         join_towers(tmp_path / "lies", towers[1], image_size=24, dim=9, global_pool="cls")

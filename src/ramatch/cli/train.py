@@ -1,4 +1,4 @@
-"""ramatch train, eval, calibrate, align, adapt, study, import-authors: models made and measured."""
+"""ramatch train, eval, calibrate, align, adapt, study, import-authors, convert: models made and measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..config import MAPS, PRECISIONS, PROTOCOLS
+from ..config import MAPS, PRECISIONS, PROTOCOLS, WEIGHTS
 from ._shared import add_device, add_matcher, add_model, count
 
 CHANGES = "name=value"
@@ -136,6 +136,19 @@ def _add_import(verbs: Any) -> None:
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("out", metavar="OUT", help="new model folder")
     parser.set_defaults(run=run_import)
+
+
+def _add_convert(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "convert",
+        help="store a model's weights in fewer bits, or in more",
+        description="Copy a model folder with its weights in another precision on disk; all else is copied as it is.",
+        epilog="example: ramatch convert runs/coco/model models/coco-small --weights int8",
+    )
+    parser.add_argument("model", metavar="MODEL", help="bundled model, model folder or run folder")
+    parser.add_argument("out", metavar="OUT", help="new model folder")
+    parser.add_argument("--weights", required=True, choices=WEIGHTS, help="int8: one scale per output channel")
+    parser.set_defaults(run=run_convert)
 
 
 def _add_study(verbs: Any) -> None:
@@ -315,4 +328,11 @@ def run_study(arguments: argparse.Namespace) -> int:
         for rule, found in row["scores"].items():
             numbers = (f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
             print(f"  {rule:18s}" + " | ".join(numbers), flush=True)
+    return 0
+
+
+def run_convert(arguments: argparse.Namespace) -> int:
+    from ..modeling.checkpoints.folder import convert
+
+    print(convert(arguments.model, arguments.out, arguments.weights))
     return 0

@@ -15,8 +15,8 @@ from ..data.annotations import Annotations
 from ..data.records import list_splits, read_annotations
 from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
+from ..files import read_json
 from ..modeling.checkpoints.folder import is_model_folder
-from ..modeling.checkpoints.loading import read_json
 from .calibration import CalibrationSettings, Calibrator
 from .models import FEATURES, collect_scores, load_model, read_test, split_options
 from .reliability import calibration_table

@@ -45,18 +45,16 @@ class Recorder:
         """A graph of `function` and its result, whose tensors every replay rewrites. Runs it a few times first, so that
         kernels are compiled, algorithms chosen and handles made; then once more for the recording."""
         with torch.cuda.device(self.device):
-            if self._stream is None:
-                self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-            current = torch.cuda.current_stream()
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
+            current, stream = torch.cuda.current_stream(), self.stream
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
                 for _ in range(self.warmup):
                     function()
-            current.wait_stream(self._stream)
+            current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             try:
                 # thread_local: a data loader's threads may go on pinning memory meanwhile
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                     result = function()
             finally:
                 torch.cuda.set_stream(current)  # a recording that fails may leave its own stream behind

@@ -55,20 +55,15 @@ class LabelSet(nn.Module):
         super().__init__()
         self.config = config
         self.mode = config.prompts if backbone.text is not None else "none"
-        layers = len(backbone.text.blocks) if backbone.text is not None else 0
-        width = backbone.text.config.width if backbone.text is not None else 0
+        shape = None if backbone.text is None else backbone.text.config
+        layers, width = (shape.layers, shape.width) if shape else (0, 0)
         if self.mode == "deep" and config.prompt_layers > layers:
             raise RamatchError(
                 f"prompt_layers is {config.prompt_layers}, but '{backbone.name}' has {layers} text layers"
             )
         self.start = layers - config.prompt_layers if self.mode == "deep" else layers
-        shape = {
-            "deep": (config.prompt_layers, config.prompt_tokens, width),
-            "coop": (1, config.prompt_tokens, width),
-            "dualcoop": (2, config.prompt_tokens, width),
-            "none": (0, 0, width),
-        }[self.mode]
-        self.prompts = nn.Parameter(torch.randn(shape) * 0.02)
+        rows = {"deep": config.prompt_layers, "coop": 1, "dualcoop": 2, "none": 0}[self.mode]
+        self.prompts = nn.Parameter(torch.randn(rows, 0 if self.mode == "none" else config.prompt_tokens, width) * 0.02)
         # sentence → output of the frozen layers, padded (T, W), and how many of its rows are real
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self._padded: tuple[tuple, Tensor, Tensor] | None = None  # the last list of sentences, ready for the next step
@@ -76,16 +71,13 @@ class LabelSet(nn.Module):
 
     def forward(self, backbone: Backbone, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
         """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop."""
-        with _any_size(backbone.device):
-            return self._encode(backbone, labels, tuple(templates or self.config.templates))
-
-    def _encode(self, backbone: Backbone, labels: Sequence[str], templates: tuple[str, ...]) -> Tensor:
         if backbone.text is None:
             return self.frozen(backbone, labels)
-        if self.mode in ("coop", "dualcoop"):
+        with _any_size(backbone.device):
+            if self.mode not in ("coop", "dualcoop"):
+                return self._features(backbone, labels, tuple(templates or self.config.templates))
             found = torch.stack([self._contextual(backbone, labels, context) for context in self.prompts])
             return found[0] if self.mode == "coop" else found
-        return self._features(backbone, labels, templates)
 
     def frozen(self, backbone: Backbone, labels: Sequence[str]) -> Tensor:
         """Features (N, D) of the frozen tower without learned prompts, or the given ones of a vision tower alone; kept

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import LOSSES, RAMConfig, preset
+from ..config import LOSSES, WEIGHTS, RAMConfig, preset
 from ..data.annotations import Annotations, Record, Summary
 from ..data.augment import with_mosaics
 from ..data.captions import CaptionRecord, read_caption_sets
@@ -55,6 +55,7 @@ class AdaptConfig(CachedConfig):
     lexicon: str | None = "built-in"  # synonyms and parents of tags and labels, as in `align`
     ignore_above: NotNegative = 0.6  # tags this close to a positive one are not called absent
     omitted: NotNegative = 1.0  # how often captions leave a tag out for each time they have it: see `leave_open`
+    weights: Annotated[str, OneOf(WEIGHTS)] = "fp16"  # on disk
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def adapt_folder(
 ) -> dict[str, Any]:
     """Train adapters on captioned and labelled images together; write a model folder that stands alone to `out`.
 
-    The backbone is written in half precision; what was read, the settings and the log go into adapt.json, the mined
+    What was read, the settings and the log go into adapt.json, the mined
     tags into tags.txt. Returns what adapt.json holds."""
     out, ram, config = new_folder(out), ram or preset("aligned"), config or AdaptConfig()
     captioned, summaries, labelled, records = data.read()
@@ -227,7 +228,7 @@ def adapt_folder(
     pixels = decode_all(list(records.values()), model.preprocess, progress=progress)
     log = adapt(model, pixels, broad, config, progress=progress)
     model.background = tuple(background)
-    save_ram(model.eval(), out, with_backbone=True, half=True)
+    save_ram(model.eval(), out, with_backbone=True, weights=config.weights)
     tags = broad.names[broad.labels :]
     everything = {r.key for r in captioned} | {r.key for r in labelled.records}
     report = {

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from ..data.annotations import Annotations
 from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
 from ..modeling.backbone import Backbone
-from ..modeling.checkpoints.files import fill
+from ..modeling.checkpoints.files import fill, read_tensors
 from ..modeling.checkpoints.folder import is_model_folder, load_adapters
-from ..modeling.checkpoints.loading import BUNDLED
-from ..modeling.checkpoints.towers import read_text, read_vision
+from ..modeling.checkpoints.loading import BUNDLED, read_text, read_vision
 from ..modeling.preprocess import Preprocess
 from ..modeling.ram import RAM
 from .config import DataConfig, ModelConfig
@@ -37,7 +35,7 @@ def load_frozen(name: str, **options: object) -> Backbone:
 
 @torch.no_grad()
 def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: int, global_pool: str) -> Backbone:
-    """A vision tower and a text tower (folders or hub ids, see `towers.py`) → an unaligned `Backbone`, with fresh
+    """A vision tower and a text tower (folders or hub ids, see `read_vision`) → an unaligned `Backbone`, with fresh
     projections."""
     v, t = read_vision(vision), read_text(text)
     if image_size % v.config.patch:
@@ -68,7 +66,7 @@ def build_ram(config: ModelConfig, device: torch.device, dtype: torch.dtype = to
         file = Path(config.init).expanduser() / "ram.safetensors"
         if not file.is_file():
             raise RamatchError(f"model.init: {config.init} is not a model folder (no ram.safetensors in it)")
-        load_adapters(ram, load_file(file), config.init)
+        load_adapters(ram, read_tensors(file), config.init)
     ram.to(device)
     ram.backbone.to(dtype)
     # rounding the frozen weights for speed does not make them another model: keep the name they were loaded under

@@ -12,17 +12,22 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...errors import RamatchError
+from ...files import read_json
+from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
+from .packing import unpack
+from .tokenizer import Tokenizer
 
 Tensors = Mapping[str, Tensor]
 Reader = Callable[[Tensors], dict[str, Tensor]]
-ACTS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+PARTS = ("ln1", "ln2", "out", "fc1", "fc2")  # of a layer, beside qkv
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "pytorch_model*.bin", "open_clip_pytorch_model.bin"]
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WEIGHTS = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
@@ -58,7 +63,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         try:
-            return load_file(path)
+            return unpack(load_file(path), path)
         except (SafetensorError, OSError) as error:
             raise RamatchError(f"{path}: not a readable safetensors file ({error})") from None
     try:
@@ -86,19 +91,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a model folder, in one file or several."""
     for index in INDEXES:
         if (folder / index).is_file():
-            parts = set(json.loads((folder / index).read_text())["weight_map"].values())
+            parts = set(read_json(folder / index)["weight_map"].values())
             return {k: v for part in sorted(parts) for k, v in read_tensors(folder / part).items()}
     for file in WEIGHTS:
         if (folder / file).is_file():
             return read_tensors(folder / file)
     raise RamatchError(f"{folder} has a config but no weights (looked for {', '.join(WEIGHTS)})")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RamatchError(f"{path}: not readable as JSON ({error})") from None
 
 
 def read_preprocess(folder: Path, size: tuple[int, ...], own: tuple[tuple, tuple]) -> Preprocess:
@@ -140,7 +138,7 @@ class Names:
     """What a family calls the tensors of one tower: our name → theirs."""
 
     layers: str  # prefix of a layer, with {} for its number
-    parts: dict[str, str]  # of a layer: ln1, ln2, out, fc1, fc2, each with weight and bias
+    parts: tuple[str, str, str, str, str]  # of a layer: those of PARTS, each with weight and bias
     qkv: tuple[str, ...]  # query, key and value of a layer, to be joined; none: the family joins its own
     modules: dict[str, str] = field(default_factory=dict)  # with weight and bias
     tensors: dict[str, str] = field(default_factory=dict)
@@ -156,12 +154,11 @@ class Names:
         for part in ("weight", "bias"):
             out |= {f"{ours}.{part}": t[f"{theirs}.{part}"] for ours, theirs in self.modules.items()}
             for i in range(self.count(t)):
-                there = self.layers.format(i)
-                out |= {
-                    f"blocks.{i}.{ours}.{part}": t[f"{there}{theirs}.{part}"] for ours, theirs in self.parts.items()
-                }
+                here, there = f"blocks.{i}", self.layers.format(i)
+                pairs = zip(PARTS, self.parts, strict=True)
+                out |= {f"{here}.{ours}.{part}": t[f"{there}{theirs}.{part}"] for ours, theirs in pairs}
                 if self.qkv:
-                    out[f"blocks.{i}.qkv.{part}"] = torch.cat([t[f"{there}{p}.{part}"] for p in self.qkv])
+                    out[f"{here}.qkv.{part}"] = torch.cat([t[f"{there}{p}.{part}"] for p in self.qkv])
         return out
 
 
@@ -177,34 +174,49 @@ def translate(reader: Reader, tensors: Tensors, what: str) -> dict[str, Tensor]:
         raise RamatchError(f"{what}: {error}") from None
 
 
-def activation(name: str) -> str:
-    """Our name of a config's activation."""
-    if name not in ACTS:
-        raise RamatchError(f"activation '{name}' is not known to ramatch (known: {', '.join(ACTS)})")
-    return ACTS[name]
+class Unfilled(TorchFunctionMode):
+    """Modules made in this context keep the memory they got: drawing millions of random numbers that `fill` replaces
+    takes most of the time of loading."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
-def transformer_sizes(raw: Mapping[str, Any], eps: float = 1e-12) -> dict[str, Any]:
-    """Fields of a `TowerConfig` that every Hugging Face config.json names alike (defaults: the base size)."""
-    return {
-        "width": raw.get("hidden_size", 768),
-        "layers": raw.get("num_hidden_layers", 12),
-        "heads": raw.get("num_attention_heads", 12),
-        "mlp": raw.get("intermediate_size", 3072),
-        "act": activation(raw.get("hidden_act", "gelu")),
-        "eps": raw.get("layer_norm_eps", eps),
-    }
-
-
-def fill(module: nn.Module, state: dict[str, Tensor], name: str) -> None:
-    """Load tensors under our names; a missing one, one too many or a wrong shape is an error that names it."""
-    own = module.state_dict()
+def fill(module: nn.Module, state: dict[str, Tensor], where: str, own: dict[str, Tensor] | None = None) -> None:
+    """Load tensors under our names, all of a module or those that `own` has; a missing one, one too many or a wrong
+    shape is an error that names it."""
+    own = module.state_dict() if own is None else own
     for key in sorted(set(own) ^ set(state)):
-        raise RamatchError(f"{name}: its weights have {'no' if key in own else 'an unexpected'} '{key}'")
+        raise RamatchError(f"{where}: tensor '{key}' is {'missing' if key in own else 'unexpected'}")
     for key, value in state.items():
         if value.shape != own[key].shape:
-            raise RamatchError(f"{name}: '{key}' is {tuple(value.shape)}, expected {tuple(own[key].shape)}")
-    module.load_state_dict(state)
+            raise RamatchError(f"{where}: tensor '{key}' is {tuple(value.shape)}, expected {tuple(own[key].shape)}")
+    module.load_state_dict(state, strict=False)
+
+
+class Part(NamedTuple):
+    """A tower: its shape, its tensors under our names, its projection (D, W)."""
+
+    config: TowerConfig
+    state: dict[str, Tensor]
+    projection: Tensor
+
+
+def assemble(
+    vision: Part, text: Part | None, preprocess: Preprocess, tokenizer: Tokenizer | None, *, name: str, **options: Any
+) -> Backbone:
+    """A backbone of its parts. `options`: those of `Backbone`."""
+    shapes = vision.config, None if text is None else text.config, len(vision.projection)
+    with Unfilled():
+        model = Backbone(*shapes, preprocess, tokenizer, name=name, **options)
+    fill(model.vision, vision.state, name)
+    fill(model.visual_projection, {"weight": vision.projection}, name)
+    if text is not None and model.text is not None and model.text_projection is not None:
+        fill(model.text, text.state, name)
+        fill(model.text_projection, {"weight": text.projection}, name)
+    return model
 
 
 def need(tensors: Mapping[str, Tensor], key: str, name: str) -> Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,21 @@ from torch import Tensor
 
 from ...config import RAMConfig
 from ...errors import RamatchError
-from ...files import write_atomic, write_json
+from ...files import new_folder, read_json, write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from ..ram import RAM
-from .files import read_json, read_tensors
+from .files import Unfilled, fill, read_tensors
+from .packing import write_tensors
 from .tokenizer import Tokenizer
 
-FORMAT = "ramatch"
+FORMAT, BACKBONE_FORMAT = "ramatch", "ramatch-backbone"
+LABEL_FEATURES = "label_features.safetensors"
 VERSION = 1
-WORDS = "text.tokens.weight"
 
 
-def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, half: bool = False) -> None:
-    """Write the adapters (and the backbone, so that the folder stands alone) in safetensors."""
+def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, weights: str = "fp32") -> None:
+    """Write the adapters (and the backbone, so that the folder stands alone) in safetensors; `weights`: see `pack`."""
     folder = Path(folder)
     own = ram.backbone
     config: dict[str, Any] = {
@@ -45,31 +48,17 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, half:
         config["backbone"]["given_labels"] = True
         labels = {"labels": json.dumps(list(own.given_labels), ensure_ascii=False)}
         features = {"features": torch.stack(list(own.given_labels.values())).float().cpu()}
-        write_atomic(folder / "label_features.safetensors", lambda p: save_file(features, p, metadata=labels))
+        write_atomic(folder / LABEL_FEATURES, lambda p: save_file(features, p, metadata=labels))
     if with_backbone:
-        save_backbone(own, folder / "backbone", half=half)
-    _save_tensors(ram.adapters(), folder / "ram.safetensors", half)
+        save_backbone(own, folder / "backbone", weights=weights)
+    write_tensors(ram.adapters(), folder / "ram.safetensors", weights)
     write_json(folder / "config.json", config)
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path, half: bool) -> None:
-    def small(t: Tensor) -> Tensor:
-        return t.to(torch.float16) if half and t.is_floating_point() and t.ndim > 1 else t
-
-    state = {name: small(t.detach()).cpu().contiguous() for name, t in tensors.items()}
-    write_atomic(path, lambda p: save_file(state, p, metadata={"format": "pt"}))
-
-
-def quantise(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of a table (V, W) as int8 with one scale (V, 1) each: a word embedding keeps its meaning in 8 bits."""
-    scale = table.float().abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
-    return (table.float() / scale).round().to(torch.int8), scale
-
-
-def is_model_folder(folder: Path) -> bool:
-    """Whether this is a folder that `save_ram` wrote."""
+def is_model_folder(folder: Path, kind: str = FORMAT) -> bool:
+    """Whether this is a folder that `save_ram` wrote (or another kind of ours)."""
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("format") == FORMAT
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("format") == kind
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -102,7 +91,7 @@ def load_ram(
         )
     size = tuple(wanted.get("image_size", own.preprocess.size))
     own.preprocess = dataclasses.replace(own.preprocess, size=size)
-    given = label_features or (folder / "label_features.safetensors" if wanted.get("given_labels") else None)
+    given = label_features or (folder / LABEL_FEATURES if wanted.get("given_labels") else None)
     if given is not None:
         own.set_label_features(given)
     ram = RAM(own, RAMConfig.from_dict(config["ram"]))
@@ -113,31 +102,22 @@ def load_ram(
 
 def load_adapters(ram: RAM, tensors: dict[str, Tensor], where: str) -> None:
     """Copy adapter tensors into a RAM; any difference in names or shapes is an error that names it."""
-    own = ram.adapters()
-    for name in sorted(set(own) ^ set(tensors)):
-        raise RamatchError(f"{where}: tensor '{name}' is {'missing' if name in own else 'unexpected'}")
-    for name, value in tensors.items():
-        if own[name].shape != value.shape:
-            raise RamatchError(f"{where}: tensor '{name}' is {tuple(value.shape)}, expected {tuple(own[name].shape)}")
-    ram.load_state_dict(tensors, strict=False)
+    fill(ram, tensors, where, ram.adapters())
 
 
-def save_backbone(backbone: Backbone, folder: str | Path, *, half: bool = False) -> None:
+def save_backbone(backbone: Backbone, folder: str | Path, *, weights: str = "fp32") -> None:
     """Any backbone in our own form: config.json (shapes), model-vision and model-text.safetensors (our
-    names), tokenizer.json. `half`: fp16, word embeddings in int8."""
+    names), tokenizer.json. `weights`: see `pack`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if backbone.tokenizer is not None:
         backbone.tokenizer.save(folder)
-    state = dict(backbone.state_dict())
-    if half and WORDS in state:
-        state[f"{WORDS}.int8"], state[f"{WORDS}.scale"] = quantise(state.pop(WORDS))
-    for tower in ("vis", "text"):  # one file per tower: hosts and mirrors dislike large files
-        part = {name: t for name, t in state.items() if name.startswith(tower)}
+    for tower in ("vision", "text"):  # one file per tower: hosts and mirrors dislike large files
+        part = {name: t for name, t in backbone.state_dict().items() if name.startswith(tower[:3])}  # also visual_…
         if part:
-            _save_tensors(part, folder / f"model-{'vision' if tower == 'vis' else tower}.safetensors", half)
+            write_tensors(part, folder / f"model-{tower}.safetensors", weights)
     config = {
-        "format": "ramatch-backbone",
+        "format": BACKBONE_FORMAT,
         "version": VERSION,
         "name": backbone.name,
         "vision": dataclasses.asdict(backbone.vision.config),
@@ -158,16 +138,29 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
     tokenizer = Tokenizer.from_folder(folder, c["context"]) if c.get("context") else None
     vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
     options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
-    model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
+    with Unfilled():
+        model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
         tensors |= read_tensors(part)
-    if f"{WORDS}.int8" in tensors:
-        tensors[WORDS] = tensors.pop(f"{WORDS}.int8").float() * tensors.pop(f"{WORDS}.scale")
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise RamatchError(
-            f"{folder}: its weights do not fit its config ({str(error).splitlines()[-1].strip()})"
-        ) from None
+    fill(model, tensors, str(folder))
     return model.eval()
+
+
+def convert(model: str | Path, out: str | Path, weights: str) -> Path:
+    """A copy of a model folder (or of a backbone in our own form) with its weights stored in another way (see `pack`);
+    settings, calibration and whatever else lies there are copied as they are."""
+    from .loading import bundled_model
+
+    folder, out = bundled_model(str(model)) or Path(model).expanduser(), new_folder(out)
+    if is_model_folder(folder / "model"):  # a training run
+        folder = folder / "model"
+    if not (is_model_folder(folder) or is_model_folder(folder, BACKBONE_FORMAT)):
+        raise RamatchError(f"{model} is not a folder that ramatch wrote; give a model folder or a run folder")
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        target = out / file.relative_to(folder)
+        if file.suffix == ".safetensors" and file.name != LABEL_FEATURES:
+            write_tensors(read_tensors(file), target, weights)
+        else:
+            write_atomic(target, partial(shutil.copyfile, file))
+    return out

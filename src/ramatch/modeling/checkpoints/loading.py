@@ -1,27 +1,31 @@
-"""Reading backbones from disk or the hub.
+"""Reading backbones, and single towers to be joined, from disk or the hub.
 
-`load_backbone` understands, by what it finds: a Hugging Face CLIP or its vision tower alone (`clip.py`), a dual encoder
-of a DINOv2 and a BERT (`dual.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
-(`openai.py`), and what `save_backbone` wrote (`folder.py`).
+`load_backbone` understands, by what it finds: a Hugging Face CLIP, its vision tower alone, or a dual encoder of a
+DINOv2 and a BERT (`huggingface.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
+(`openai.py`), and what `save_backbone` wrote (`folder.py`). `read_vision` and `read_text` take the towers out of these,
+and the families of towers alone that `huggingface.py` lists.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from ...errors import RamatchError
-from ..backbone import Backbone
+from ...files import read_json
+from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
-from . import clip, dual, openai
-from .files import download, read_json, read_tensors
-
-__all__ = ["BUNDLED", "bundled_model", "load_backbone", "read_json"]
+from . import huggingface, openai
+from .files import download, read_preprocess, read_tensors, read_weights
+from .huggingface import TEXT, VISION, Family, first_position
+from .tokenizer import Tokenizer
 
 BUNDLED = ("ramatch-mini",)
-READERS = {"clip": clip.load, "clip_vision_model": clip.load, "vision-text-dual-encoder": dual.load}
+LONGEST = 64  # tokens of a caption
+READ = ("clip", "clip_vision_model", "vision-text-dual-encoder")  # model types that have a joint space
 
 
 def bundled_model(name: str) -> Path | None:
@@ -34,8 +38,6 @@ def load_backbone(
     name: str | Path,
     *,
     image_size: int | tuple[int, int] | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
     act: str | None = None,
     label_features: str | Path | None = None,
 ) -> Backbone:
@@ -55,7 +57,7 @@ def load_backbone(
         model.preprocess = _resized(model, image_size)
     if label_features is not None:
         model.set_label_features(label_features)
-    return model.to(device=device, dtype=dtype).eval()
+    return model.eval()
 
 
 def _resized(model: Backbone, size: int | tuple[int, int]) -> Preprocess:
@@ -77,9 +79,60 @@ def _folder(folder: Path, name: str) -> Backbone:
 
         return load_saved_backbone(folder)
     kind = raw.get("model_type", "unknown")
-    if kind not in READERS:
+    if kind not in READ:
         raise RamatchError(
             f"'{name}' is a '{kind}' model; ramatch reads CLIP (any ViT), CLIP vision towers, and "
             "DINOv2 + BERT dual encoders (see `ramatch align`)"
         )
-    return READERS[kind](folder, name, raw)
+    return huggingface.load(folder, name, raw)
+
+
+# -------------------------------------------------------------------------------------------------------------- towers
+
+
+@dataclass(frozen=True)
+class Tower:
+    """Shape and weights under our names; a vision tower's mean and deviation of pixels, a text tower's tokenizer."""
+
+    name: str
+    config: TowerConfig
+    state: dict[str, Tensor]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    tokenizer: Tokenizer | None = None
+
+
+def read_vision(name: str | Path) -> Tower:
+    """The vision tower of a folder, a hub id or a state-dict file."""
+    folder, raw, family = _family(name, "vision", VISION)
+    if family is None:
+        whole = load_backbone(name)
+        config, state, pre = whole.vision.config, dict(whole.vision.state_dict()), whole.preprocess
+    else:
+        config, state = family.shape(raw), family.read(read_weights(folder), folder.name)
+        pre = read_preprocess(folder, (config.image, config.image), family.pixels)
+    return Tower(folder.name, config, state, pre.mean, pre.std)
+
+
+def read_text(name: str | Path) -> Tower:
+    """The text tower of a folder, a hub id or a state-dict file."""
+    folder, raw, family = _family(name, "text", TEXT)
+    if family is None:
+        whole = load_backbone(name)
+        tower = whole.require_text("--text")
+        return Tower(folder.name, tower.config, dict(tower.state_dict()), tokenizer=whole.tokenizer)
+    config, state = family.shape(raw), family.read(read_weights(folder), folder.name)
+    state["positions"] = state["positions"][first_position(raw) :]
+    return Tower(folder.name, config, state, tokenizer=Tokenizer.from_folder(folder, min(config.context, LONGEST)))
+
+
+def _family(name: str | Path, part: str, families: dict[str, Family]) -> tuple[Path, dict[str, Any], Family | None]:
+    """Folder (or file), config, and the family of towers, None where only the whole model can be read."""
+    path = Path(name)
+    folder = path if path.exists() else download(str(name))
+    raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    kind = raw.get("model_type", "")
+    if kind not in families and kind in VISION | TEXT:
+        other = "text" if part == "vision" else "vision"
+        raise RamatchError(f"{folder.name} is a '{kind}' model, which has no {part} tower; give it as --{other}")
+    return folder, raw, families.get(kind)

@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RamatchError
+from ...files import read_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import CLIP_MEAN, CLIP_STD, Preprocess
-from .files import Names, Tensors, fill, logit_scale, need, read_json, read_weights, take, translate
+from .files import Names, Part, Tensors, assemble, logit_scale, need, read_weights, take, translate
 from .tokenizer import Tokenizer
 
 HEAD_WIDTHS = {1280: 80, 1408: 88, 1664: 104}  # open_clip's ViT-H, g and bigG; every other width has heads of 64
 LAYERS = "transformer.resblocks.{}."
-PARTS = {"ln1": "ln_1", "ln2": "ln_2", "out": "attn.out_proj", "fc1": "mlp.c_fc", "fc2": "mlp.c_proj"}
+PARTS = ("ln_1", "ln_2", "attn.out_proj", "mlp.c_fc", "mlp.c_proj")
 PATCHES = {"patch.weight": "conv1.weight", "cls": "class_embedding", "positions": "positional_embedding"}
 WORDS = {"tokens.weight": "token_embedding.weight", "positions": "positional_embedding"}
 
@@ -84,25 +85,19 @@ def from_state_dict(
     side = round((len(state["positions"]) - 1) ** 0.5) * patch
     head_width = heads[0] or HEAD_WIDTHS.get(width, 64)
     tower = _tower(state, width // head_width, act, patch=patch, image=side, stem_norm="stem.weight" in state)
-    text_tower, text_state = None, {}
+    head, text_part = need(seen, "proj", name).T, None
     if "token_embedding.weight" in words:
-        text_state = translate(text, words, name)
-        vocab, w = text_state["tokens.weight"].shape
-        context = len(text_state["positions"])
-        text_tower = _tower(text_state, heads[1] or w // 64, act, vocab=vocab, context=context, causal=True)
+        read = translate(text, words, name)
+        (vocab, w), context = read["tokens.weight"].shape, len(read["positions"])
+        shape = _tower(read, heads[1] or w // 64, act, vocab=vocab, context=context, causal=True)
+        text_part = Part(shape, read, need(words, "text_projection", name).T)
         tokenizer = tokenizer or Tokenizer.clip(context)
     elif any(k.startswith("text.") for k in tensors):
         raise RamatchError(
             f"{name}: its text tower is not CLIP's own (a Hugging Face one?), which ramatch does not read here"
         )
-    dim, preprocess = need(seen, "proj", name).shape[1], Preprocess((side, side), *pixels)
-    model = Backbone(tower, text_tower, dim, preprocess, tokenizer, logit_scale=logit_scale(tensors), name=name)
-    fill(model.vision, state, name)
-    fill(model.visual_projection, {"weight": seen["proj"].T}, name)
-    if model.text is not None and model.text_projection is not None:
-        fill(model.text, text_state, name)
-        fill(model.text_projection, {"weight": need(words, "text_projection", name).T}, name)
-    return model
+    preprocess, scale = Preprocess((side, side), *pixels), logit_scale(tensors)
+    return assemble(Part(tower, state, head), text_part, preprocess, tokenizer, name=name, logit_scale=scale)
 
 
 def _guess_activation(tensors: Tensors, name: str) -> str:

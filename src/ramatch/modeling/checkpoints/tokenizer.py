@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import html
-import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,16 +42,13 @@ class Tokenizer:
     def clip(cls, context: int = 77) -> Tokenizer:
         """CLIP's BPE for bare state dicts, built from the vocabulary inside the open_clip package."""
         require("open_clip", "openclip")
+        from open_clip.tokenizer import SimpleTokenizer
         from tokenizers import normalizers
         from transformers import CLIPTokenizerFast  # type: ignore[attr-defined]
 
-        path = importlib.resources.files("open_clip") / "bpe_simple_vocab_16e6.txt.gz"
-        lines = gzip.decompress(path.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]
-        merges = [(first, second) for first, second in (line.split() for line in lines)]
-        units = _byte_units()
-        words = [*units, *(u + "</w>" for u in units), *("".join(m) for m in merges)]
-        vocab = {w: i for i, w in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
-        inner = CLIPTokenizerFast(vocab=vocab, merges=merges).backend_tokenizer
+        theirs = SimpleTokenizer()
+        vocab = {w: i for i, w in enumerate([*list(theirs.encoder)[:-2], "<|startoftext|>", "<|endoftext|>"])}
+        inner = CLIPTokenizerFast(vocab=vocab, merges=list(theirs.bpe_ranks)).backend_tokenizer
         # CLIP's own tokenizer straightens typographic quotes first ("dog’s" and "dog's" are one label)
         straight = [normalizers.Replace(curly, plain) for plain, pair in STRAIGHT.items() for curly in pair]
         inner.normalizer = normalizers.Sequence([*straight, inner.normalizer])
@@ -76,14 +71,3 @@ class Tokenizer:
         self.inner.save(str(folder / "tokenizer.json"))
         self.inner.enable_truncation(max_length=self.context)
         self.inner.enable_padding()
-
-
-def _byte_units() -> list[str]:
-    """The 256 printable stand-ins for bytes, in the order CLIP's vocabulary lists them."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    rest = [b for b in range(256) if b not in printable]
-    return [chr(b) for b in printable] + [chr(256 + i) for i in range(len(rest))]

@@ -39,8 +39,7 @@ def label_attention(query: Tensor, labels: Tensor, workspace_mb: int = 1024) -> 
     """Attention of positions query (B, M, D) to labels (N, D) as keys and values, scale D^-½: (B, M, D).
 
     One product for all positions of all images, since they share their keys. `scaled_dot_product_attention` would not
-    do it
-    that way: a head of size D is beyond its fused kernels, and its plain kind computes half precision in float32.
+    do it that way: a head of size D is beyond its fused kernels, and its plain kind computes half precision in float32.
     Under autocast this runs in autocast's type, softmax included (its sums are float32 inside). Where nothing learns,
     the weights, which are all that grows with the vocabulary, take no more than the workspace at once.
     """
@@ -136,7 +135,7 @@ class _QuickGelu(torch.autograd.Function):
 
 def smooth_max(cosines: Tensor, beta: float) -> Tensor:
     """Log-mean-exp over regions with sharpness beta, float32: cosines (B, M, N) → (B, N), between their mean and their
-    maximum. With Triton one kernel each way, of which only the cosines are kept: they are the largest tensor there is."""
+    maximum. With Triton one kernel each way, which keeps only the cosines: they are the largest tensor there is."""
     kernels = triton_kernels("pool", cosines)
     if kernels is None:
         cosines = cosines if cosines.dtype == torch.float64 else cosines.float()
@@ -167,64 +166,46 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     kernels = triton_kernels("norm", x)
     if kernels is None:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
-        return _Norm.apply(x, weight, bias, eps, kernels)
-    return kernels.forward(x, None, weight, bias, eps)[1]
+    return _norm(kernels, x, None, weight, bias, eps)[1]
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + y and its LayerNorm over the last axis: a residual and the norm that follows it."""
     kernels = triton_kernels("norm", x) if x.dtype == y.dtype and x.shape == y.shape else None
-    learning = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-    if kernels is None or (learning and (weight.requires_grad or bias.requires_grad)):
+    if kernels is None:
         x = x + y
         return x, layer_norm(x, weight, bias, eps)
-    return (
-        _AddNorm.apply(x, y, weight, bias, eps, kernels) if learning else kernels.forward(x, y, weight, bias, eps)[:2]
-    )
+    return _norm(kernels, x, y, weight, bias, eps)
+
+
+def _norm(kernels: ModuleType, *inputs: Any) -> tuple[Tensor, Tensor]:
+    learning = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+    return _Norm.apply(kernels, *inputs) if learning else kernels.forward(*inputs)[:2]
 
 
 class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kernels: ModuleType
-    ) -> Tensor:
-        x, out, mean, rstd = kernels.forward(x, None, weight, bias, eps, keep=True)
-        ctx.kernels = kernels
-        ctx.save_for_backward(x, mean, rstd, weight)
-        return out
+    """Of x, y, weight, bias and eps. Keeps the sum, which a layer hands on anyway, and two numbers of each row."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rstd, weight = ctx.saved_tensors
-        learn = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        dx, dweight, dbias = ctx.kernels.backward(x, mean, rstd, weight, grad, None, learn)
-        if learn and weight is not None:
-            dweight, dbias = dweight.to(weight.dtype), dbias.to(weight.dtype)
-        return dx, dweight, dbias, None, None
-
-
-class _AddNorm(torch.autograd.Function):
-    """For frozen weights. Keeps the sum, which the layer hands on anyway, and two numbers of each row."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: ModuleType
-    ) -> tuple[Tensor, Tensor]:
-        total, out, mean, rstd = kernels.forward(x, y, weight, bias, eps, keep=True)
+    def forward(ctx: Any, kernels: ModuleType, *inputs: Any) -> tuple[Tensor | None, Tensor]:
+        _, y, weight, *_ = inputs
+        total, out, mean, rstd = kernels.forward(*inputs, keep=True)
         ctx.kernels = kernels
         ctx.save_for_backward(total, mean, rstd, weight)
         ctx.set_materialize_grads(False)
-        return total, out
+        return None if y is None else total, out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, other: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         total, mean, rstd, weight = ctx.saved_tensors
+        learn = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        dweight = dbias = None
         if grad is not None:
-            other = ctx.kernels.backward(total, mean, rstd, weight, grad, other, False)[0]
-        return other, other, None, None, None, None  # both addends have the sum's gradient
+            other, dweight, dbias = ctx.kernels.backward(total, mean, rstd, weight, grad, other, learn)
+        if dweight is not None and dbias is not None:
+            dweight, dbias = dweight.to(weight.dtype), dbias.to(weight.dtype)
+        return None, other, other if ctx.needs_input_grad[2] else None, dweight, dbias, None  # addends share a gradient
 
 
 # -------------------------------------------------------------------------------------------------- the masks of TSS
