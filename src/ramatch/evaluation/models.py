@@ -158,7 +158,7 @@ def read_test(
     names = [_names(x) for x in (classes, seen, unseen)]
     if split is None and names == [None] * 3 and path.is_dir() and (path / "test_gzsl.json").is_file():
         test = read_protocol(path, protocol, images_root=images_root)
-        note = f"{path}: {test.protocol.split}"
+        note = f"{path}: test_{protocol}"
         return TestSet(test.annotations, tuple(test.seen), tuple(test.unseen), protocol, note)
     annotations = read_annotations(path, split=split, classes=names[0], images_root=images_root)
     known, new = names[1], names[2]
