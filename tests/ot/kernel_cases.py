@@ -60,7 +60,6 @@ def test_options_reach_the_kernels():
     for options in (
         {"tau_u": None},
         {"tau_u": 0.1},
-        {"scale_plan": False},
         {"logit_scale": torch.tensor(7.0, device=DEVICE)},
         {"max_iter": 2},
     ):

@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from ramatch.data.images import MAX_PIXELS, load_image
-from ramatch.data.sources import ImageSource
+from ramatch.data.sources import ImageSource, Locator
 from ramatch.errors import RamatchError
+from ramatch.files import shown
 
 EXAMPLES = 5  # of each kind of problem, kept for the summary
 
@@ -186,3 +187,17 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     issues: list[tuple[str, str, str]] = field(default_factory=list)  # (kind, outcome, example)
     one_label_per_row: bool = False  # several rows per image are then the normal case
+
+
+def locate(row: Row, locator: Locator, summary: Summary) -> tuple[ImageSource | None, str]:
+    """A row's image, None if it has none or it is not there, and the name it was found by; what was odd is counted."""
+    name = row.key.strip()
+    if not name:
+        summary.add_issue("empty row", "skipped", row.where or shown(row.labels))
+        return None, name
+    image, key = locator.find(name)
+    if image is None:
+        summary.add_issue("missing image", "left out", f"{row.where}: {name}".removeprefix(": "))
+    elif key != name:
+        summary.add_issue("foreign root path", "repaired", f"{name} -> {key}")
+    return image, key

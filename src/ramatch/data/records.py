@@ -12,13 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from ramatch.data.annotations import Annotations, Reading, Record, Row, Summary
+from ramatch.data.annotations import Annotations, Reading, Record, Row, Summary, locate
 from ramatch.data.formats import coco, hub, lists, sidecars, tables, voc, webdataset
 from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
 from ramatch.data.sources import Locator
 from ramatch.errors import RamatchError
 from ramatch.files import read_lines, shown
+from ramatch.labels import tidy
 
 READERS: dict[str, ModuleType] = {  # in the order in which they are tried
     "lists": lists,
@@ -226,20 +227,13 @@ class _Cleaner:
 
     def _record(self, row: Row) -> Record | None:
         key, image = row.key.strip(), row.image
-        if not key and image is None:
-            self.summary.add_issue("empty row", "skipped", row.where)
-            return None
-        if image is None and self.missing != "keep":
-            image, found_as = self.locator.find(key)
+        if image is None and not (key and self.missing == "keep"):
+            image, key = locate(row, self.locator, self.summary)
+            if image is None and key and self.missing == "error":
+                where = f"{self.summary.path}: {row.where}"
+                raise RamatchError(f"{where}: image {row.key} not found in {self.locator.describe()}")
             if image is None:
-                if self.missing == "error":
-                    where = f"{self.summary.path}: {row.where}"
-                    raise RamatchError(f"{where}: image {key} not found in {self.locator.describe()}")
-                self.summary.add_issue("missing image", "left out", f"{row.where}: {key}")
                 return None
-            if found_as != key:
-                self.summary.add_issue("foreign root path", "repaired", f"{key} -> {found_as}")
-                key = found_as
         named = [(self._class_of(box.label), box) for box in row.boxes]
         boxes = tuple(replace(box, label=name) for name, box in named if name is not None)
         return Record(key, self._labels(row), image, boxes, row.size)
@@ -296,11 +290,6 @@ class _Cleaner:
         for record in bare:
             self.summary.add_issue("image without labels", outcome, record.key)
         return records if self.empty == "keep" else [r for r in records if r.labels]
-
-
-def tidy(label: str) -> str:
-    """Surrounding and double spaces removed."""
-    return " ".join(label.split())
 
 
 def loose(label: str) -> str:

@@ -50,7 +50,7 @@ class OTResult:
 class MatchScores:
     """Region scores of B images."""
 
-    scores: Tensor  # (B, N) float32, sum over regions of plan * sim (times N unless `scale_plan=False`)
+    scores: Tensor  # (B, N) float32, N times the sum over regions of plan * sim
     marginal: Tensor  # (B, M) region weights u
     n_iter: Tensor  # (B,) int64 Sinkhorn iterations
     error: Tensor  # (B,) L1 distance between the plan's row sums and `marginal`

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ramatch.errors import RamatchError
 from ramatch.files import expect, read_json
 
 
@@ -34,3 +35,12 @@ class Request:
         content = expect(self.json, dict, f"{self.path}: the content")
         for number, entry in enumerate(expect(content.get(name), list, f'{self.path}: "{name}"')):
             yield f"{name}[{number}]", entry
+
+    def objects(self, name: str, *fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(file and place, object) of such a list; each must have `fields`, of them names and numbers only."""
+        for place, entry in self.entries(name):
+            where = f"{self.path}: {place}"
+            for field in fields:
+                if not isinstance(expect(entry, dict, where).get(field), (str, int, float)):
+                    raise RamatchError(f"{where} lacks the field '{field}'")
+            yield where, expect(entry, dict, where)
