@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ramatch.data.images import MAX_PIXELS, load_image
+from ramatch.data.images import load_image
 from ramatch.data.sources import ImageSource, Locator
 from ramatch.errors import RamatchError
 from ramatch.files import shown
@@ -41,11 +41,11 @@ class Record:
     boxes: tuple[Box, ...] = ()
     size: tuple[int, int] | None = None  # (width, height) if the annotation file says so
 
-    def load(self, max_pixels: int | None = MAX_PIXELS) -> Image.Image:
+    def load(self) -> Image.Image:
         """The picture, upright, RGB."""
         if self.image is None:
             raise RamatchError(f"{self.key}: the image is missing")
-        return load_image(self.image.read(), max_pixels=max_pixels, name=str(self.image))
+        return load_image(self.image.read(), name=str(self.image))
 
 
 @dataclass

@@ -12,7 +12,7 @@ from PIL import Image
 from ramatch.data.annotations import Row, Summary, locate
 from ramatch.data.formats import coco, lists, tables
 from ramatch.data.formats.request import Request
-from ramatch.data.images import MAX_PIXELS, load_image
+from ramatch.data.images import load_image
 from ramatch.data.records import Paths
 from ramatch.data.sources import ImageSource, Locator
 from ramatch.errors import RamatchError
@@ -30,9 +30,9 @@ class CaptionRecord:
     captions: tuple[str, ...]
     image: ImageSource
 
-    def load(self, max_pixels: int | None = MAX_PIXELS) -> Image.Image:
+    def load(self) -> Image.Image:
         """The picture, upright, RGB."""
-        return load_image(self.image.read(), max_pixels=max_pixels, name=str(self.image))
+        return load_image(self.image.read(), name=str(self.image))
 
 
 @dataclass
