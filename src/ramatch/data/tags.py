@@ -46,14 +46,9 @@ def singular(word: str, known: Counter[str]) -> str:
         return IRREGULAR[word]
     if len(word) < 4 or not word.endswith("s") or word.endswith("ss"):
         return word
-    for candidate in (
-        word[:-3] + "y" if word.endswith("ies") else "",
-        word[:-2] if word.endswith("es") else "",
-        word[:-1],
-    ):
-        if candidate and known[candidate] > 0:
-            return candidate
-    return word
+    endings = (("ies", "y"), ("es", ""), ("s", ""))
+    candidates = [word.removesuffix(many) + one for many, one in endings if word.endswith(many)]
+    return next((candidate for candidate in candidates if known[candidate] > 0), word)
 
 
 @dataclass(frozen=True)
@@ -84,6 +79,5 @@ def mine_tags(captions: Sequence[Sequence[str]], *, min_images: int = 20, max_ta
     index = {name: i for i, name in enumerate(names)}
     targets = torch.zeros(len(captions), len(names), dtype=torch.bool)
     for row, tags in enumerate(found):
-        columns = [index[t] for t in tags if t in index]
-        targets[row, columns] = True
+        targets[row, [index[t] for t in tags if t in index]] = True
     return Tags(names, targets)

@@ -28,13 +28,13 @@ def detect(request: Request) -> bool:
 
 
 def read(request: Request) -> Reading:
-    entries = list(request.entries("images"))
+    entries, folder = list(request.entries("images")), request.path.parent
     classes, root = request.json.get("classes"), request.json.get("root")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(c, (str, int)) for c in classes)):
         raise RamatchError(f'{request.path}: "classes" must be a list of names')
-    reading = Reading(classes=None if classes is None else list(map(str, classes)), roots=[request.path.parent])
-    if isinstance(root, str) and root and os.path.isdir(request.path.parent / root):  # gone after a move: no error
-        reading.roots.insert(0, request.path.parent / root)
+    reading = Reading(classes=None if classes is None else list(map(str, classes)), roots=[folder])
+    if isinstance(root, str) and root and os.path.isdir(folder / root):  # gone after a move: no error
+        reading.roots.insert(0, folder / root)
     for where, entry in entries:
         if entry in ([], None):
             reading.issues.append(("empty row", "skipped", where))
