@@ -50,7 +50,7 @@ def merge_labels(labels: Iterable[Any]) -> LabelList:
 
 
 def split_labels(text: str) -> list[str]:
-    """Labels in a line or a page of text: commas, semicolons, bars, tabs or new lines separate, quotes keep together."""
+    """Labels in a line or page of text: commas, semicolons, bars, tabs or new lines separate, quotes keep together."""
     labels, current, closing = [], "", ""
     for character in text:
         if closing:
@@ -68,7 +68,7 @@ def split_labels(text: str) -> list[str]:
 
 
 def read_labels(path: str | Path) -> LabelList:
-    """Labels of a file: one per line, `#` begins a comment; a single line, or CSV or TSV, is split as typed labels are."""
+    """Labels of a file: one per line, `#` begins a comment; a single line, CSV or TSV is split as typed labels are."""
     return parse_page(read_text(path), table={".csv": ",", ".tsv": "\t"}.get(Path(path).suffix.lower()))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from ramatch.data.images import load_image
 from ramatch.data.sources import ImageSource, Locator
 from ramatch.errors import RamatchError
-from ramatch.files import shown
+from ramatch.files import expect, read_json, shown
 
 EXAMPLES = 5  # of each kind of problem, kept for the summary
 
@@ -136,8 +137,7 @@ class Annotations:
         index = {name: i for i, name in enumerate(self.classes)}
         hot = torch.zeros(len(self.records), len(self.classes), dtype=torch.bool)
         for row, record in enumerate(self.records):
-            for label in record.labels:
-                hot[row, index[label]] = True
+            hot[row, [index[label] for label in record.labels]] = True
         return hot
 
     def subset(self, indices: Iterable[int]) -> Annotations:
@@ -163,6 +163,44 @@ class Annotations:
     def _with(self, records: list[Record], classes: tuple[str, ...]) -> Annotations:
         summary = replace(self.summary, notes=list(self.summary.notes), issues=dict(self.summary.issues))
         return Annotations(classes, records, summary)
+
+
+# ------------------------------------------------------------------------------- what readers are asked and answer
+
+
+@dataclass
+class Request:
+    """What a reader is asked to read. path: the file or folder; files: several when a pattern was given; classes: if
+    the caller knows them."""
+
+    path: Path
+    split: str | None = None
+    classes: Sequence[str] | None = None
+    files: Sequence[Path] = ()
+
+    @property
+    def suffix(self) -> str:
+        return self.path.suffix.lower() if self.path.is_file() else ""
+
+    @cached_property
+    def json(self) -> Any:
+        """Content of a .json file; None for anything else."""
+        return read_json(self.path) if self.suffix == ".json" else None
+
+    def entries(self, name: str) -> Iterator[tuple[str, Any]]:
+        """(where, entry) of the list `name` in a JSON object."""
+        content = expect(self.json, dict, f"{self.path}: the content")
+        for number, entry in enumerate(expect(content.get(name), list, f'{self.path}: "{name}"')):
+            yield f"{name}[{number}]", entry
+
+    def objects(self, listing: str, *fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(file and place, object) of such a list; each must have `fields`, of them names and numbers only."""
+        for place, entry in self.entries(listing):
+            where = f"{self.path}: {place}"
+            for name in fields:
+                if not isinstance(expect(entry, dict, where).get(name), (str, int, float)):
+                    raise RamatchError(f"{where} lacks the field '{name}'")
+            yield where, expect(entry, dict, where)
 
 
 @dataclass(slots=True)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from ramatch.data.annotations import Row, Summary, locate
+from ramatch.data.annotations import Request, Row, Summary, locate
 from ramatch.data.formats import coco, lists, tables
-from ramatch.data.formats.request import Request
 from ramatch.data.images import load_image
 from ramatch.data.records import Paths
 from ramatch.data.sources import ImageSource, Locator

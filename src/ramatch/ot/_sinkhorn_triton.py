@@ -27,7 +27,7 @@ def _iterate(
     K_ptr,  # (M, width) this program's K
     a_ptr,  # (M,)
     work_ptr,  # (2, M) row scalings: of the last iteration at iteration % 2, of the next at the other place
-    c,  # column scalings, (BLOCK_N,) like weight
+    c,  # column scalings, of as many columns as a tile has, like weight
     weight,
     done,  # iterations so far
     M,
@@ -36,11 +36,11 @@ def _iterate(
     max_iter,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Iterate on a K in memory until the row error is below `tol`: column scalings, iterations in all, error. LATE:
     columns are summed over threads once per iteration instead of once per tile, at the price of a tile of registers."""
+    BLOCK_N: tl.constexpr = c.shape[0]
     cols = tl.arange(0, BLOCK_N)
     iteration = done
     error = 0.0
@@ -120,9 +120,7 @@ def _sinkhorn_kernel(
     in_n = cols < N
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
-    c, iteration, error = _iterate(
-        K_ptr, a_ptr, work_ptr, c, weight, 0, M, N, tol, max_iter, False, BLOCK_M, BLOCK_N, STAGES
-    )
+    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, 0, M, N, tol, max_iter, False, BLOCK_M, STAGES)
     tl.store(c_ptr + pid * N + cols, c, mask=in_n)
     final = work_ptr + (iteration % 2) * M
     for start in range(0, M, BLOCK_M):
@@ -226,9 +224,7 @@ def _memory_kernel(
         column_sums += tl.sum(k * r[:, None], axis=0)
     c = weight / tl.maximum(column_sums, TINY)
     tl.debug_barrier()  # what one thread wrote others of this program read
-    c, iteration, error = _iterate(
-        K_ptr, a_ptr, work_ptr, c, weight, 1, M, width, tol, max_iter, LATE, BLOCK_M, BLOCK_N, STAGES
-    )
+    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, 1, M, width, tol, max_iter, LATE, BLOCK_M, STAGES)
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M

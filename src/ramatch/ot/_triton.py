@@ -1,8 +1,9 @@
 """Triton kernels: scores from similarities without a plan. (The iterations themselves: `_sinkhorn_triton.py`.)
 
-Shapes: sim (B, M, N), contiguous, any float type; everything else float32 unless said otherwise: of rows lse (log-sum-exp
-of sim * scale), top (largest sim), a (weights), r (scalings), next (r of the next iteration) and gap (B, M); of columns
-c (scalings), scores and peak (B, N); K (B, M, width), zero in the padding; scale, eps and so on one number.
+Shapes: sim (B, M, N), contiguous, any float type. Everything else is float32 unless said otherwise: of rows (B, M) lse
+(log-sum-exp of sim * scale), top (largest sim), a (weights), r (scalings), next (r of the next iteration) and gap (what
+a row sum of the plan lacks); of columns (B, N) c (scalings), scores and peak; K (B, M, width), zero in the padding;
+scale is one number in memory.
 In these kernels K = exp((p - 1) / eps) with p = softmax over labels of sim * scale, rebuilt from `sim` and the
 rows' log-sum-exp `lse` wherever one read of `sim` is all that is needed.
 """

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from ramatch.errors import RamatchError
 from ramatch.ot._loops import CPU_BLOCK_BYTES, TINY, column_sums, has_kernels, row_sums
-from ramatch.ot.result import MatchScores, OTResult
-from ramatch.ot.solver import EXP_LIMIT, solve_batch
+from ramatch.ot.solver import EXP_LIMIT, OTResult, solve_batch
 
 BACKENDS = ("auto", "torch", "triton")
 DENSE_LABELS = 2048  # up to here every label keeps its own column
@@ -48,6 +47,17 @@ class _Settings:
         if self.tau_u is None:
             return torch.full_like(top, 1.0 / top.shape[1])
         return torch.softmax(top / self.tau_u, dim=1)
+
+
+@dataclass(frozen=True)
+class MatchScores:
+    """Region scores of B images."""
+
+    scores: Tensor  # (B, N) float32, N times the sum over regions of plan * sim
+    marginal: Tensor  # (B, M) region weights u
+    n_iter: Tensor  # (B,) int64 Sinkhorn iterations
+    error: Tensor  # (B,) L1 distance between the plan's row sums and `marginal`
+    converged: Tensor  # (B,) bool, error below the tolerance
 
 
 def match_scores(
@@ -185,7 +195,7 @@ def _torch_merged(sim: Tensor, settings: _Settings) -> _Part:
     rest = (1 - small.sum(2, keepdim=True)).clamp_min_(0) / (columns - KEPT_COLUMNS)
     weights = _merged_weights(marginal, KEPT_COLUMNS + 1, columns)
     res = _solve(torch.cat([small, rest], dim=2), marginal, weights, settings)
-    u = res.potential_a
+    u = res.potentials[0]
     r = (u - u.amax(1, keepdim=True)).exp()  # the common factor goes into the columns
     K = p.sub_(1).div_(settings.eps).exp_()
     tiny, n_iter = TINY[K.dtype], res.n_iter.clone()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ramatch.data.annotations import Request
 from ramatch.data.benchmarks.common import Distribution, Owned, Pairs
 from ramatch.data.formats import coco
-from ramatch.data.formats.request import Request
 from ramatch.errors import RamatchError
 
 PAGE = "https://cocodataset.org/#download"

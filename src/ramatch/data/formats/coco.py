@@ -7,8 +7,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Box, Reading, Row
-from ramatch.data.formats.request import Request
+from ramatch.data.annotations import Box, Reading, Request, Row
 from ramatch.files import expect, expect_numbers
 
 DESCRIPTION = "COCO instances JSON"

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ramatch.data.annotations import Reading, Row
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.formats import tables
-from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
 from ramatch.data.sources import FileImage, ImageSource, ParquetImage
 from ramatch.errors import RamatchError, require

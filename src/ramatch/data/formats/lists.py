@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
-from ramatch.data.formats.request import Request
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.errors import RamatchError
 from ramatch.files import shown, write_text
 

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
-from ramatch.data.formats.request import Request
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.formats.tables import SEPARATORS
 from ramatch.data.images import is_image_name, natural_key
 from ramatch.data.sources import FileImage

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
-from ramatch.data.formats.request import Request
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.images import is_image_name
 from ramatch.errors import RamatchError
 from ramatch.files import expect, parse_json, read_text, shown

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ramatch.data.annotations import Box, Reading, Row
+from ramatch.data.annotations import Box, Reading, Request, Row
 from ramatch.data.classes import class_list
-from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
 from ramatch.errors import RamatchError
 from ramatch.files import expect_numbers, read_lines

@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.formats import tables
-from ramatch.data.formats.request import Request
 from ramatch.data.formats.sidecars import parse_sidecar
 from ramatch.data.images import is_image_name
 from ramatch.data.sources import FileImage, find_tars, is_tar_name, tar_index
