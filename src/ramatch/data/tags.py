@@ -46,9 +46,9 @@ def singular(word: str, known: Counter[str]) -> str:
         return IRREGULAR[word]
     if len(word) < 4 or not word.endswith("s") or word.endswith("ss"):
         return word
-    endings = (("ies", "y"), ("es", ""), ("s", ""))
-    candidates = [word.removesuffix(many) + one for many, one in endings if word.endswith(many)]
-    return next((candidate for candidate in candidates if known[candidate] > 0), word)
+    candidates = [word[:-1], word[:-2] if word.endswith("es") else "", f"{word[:-3]}y" if word.endswith("ies") else ""]
+    best = max(candidates, key=lambda candidate: known[candidate])  # "hors" is a slip, "horse" the word
+    return best if known[best] else word
 
 
 @dataclass(frozen=True)
