@@ -121,19 +121,19 @@ def apply_protocol(
 class Prepared:
     """What `prepare` wrote."""
 
-    benchmark: str
+    benchmark: Benchmark
     out: str
     seen: tuple[str, ...]
     unseen: tuple[str, ...]
     images: dict[str, int]
-    expected: dict[str, int]
     missing_images: int = 0
     notes: list[str] = field(default_factory=list)
 
     def to_text(self) -> str:
-        lines = [f"{self.benchmark}: {len(self.seen)} seen and {len(self.unseen)} unseen classes -> {self.out}"]
+        name, expected = self.benchmark.name, self.benchmark.expected
+        lines = [f"{name}: {len(self.seen)} seen and {len(self.unseen)} unseen classes -> {self.out}"]
         for split, count in self.images.items():
-            about = f" (expected: about {self.expected[split]:,})" if split in self.expected else ""
+            about = f" (expected: about {expected[split]:,})" if split in expected else ""
             lines.append(f"  {split}: {count:,} images{about}")
         lines += [f"  {note}" for note in self.notes]
         if self.missing_images:
@@ -171,7 +171,7 @@ def prepare(
         owned.notes.append(f"warning: {owned.warning}")
     owned.train = _keep(owned.train, train_list, owned.notes)
     owned.test = _keep(owned.test, test_list, owned.notes)
-    missing = _drop_missing(owned, root, benchmark) if check_images else 0
+    missing = _drop_missing(owned, root, benchmark.page) if check_images else 0
     seen, unseen = split_classes(benchmark, owned.train)
     _check_labels(benchmark, owned, seen, unseen)
     owned.notes.append(_split_note(benchmark, unseen))
@@ -183,7 +183,7 @@ def prepare(
     folder = root if out is None else Path(os.path.expanduser(out)).absolute()
     for split, (classes, pairs) in splits.items():
         lists.write(folder / f"{split}.json", classes, pairs, root=root if folder != root else None)
-    return Prepared(name, str(folder), seen, unseen, counts, benchmark.expected, missing, owned.notes)
+    return Prepared(benchmark, str(folder), seen, unseen, counts, missing, owned.notes)
 
 
 def _verify(benchmark: Benchmark, root: Path) -> Prepared:
@@ -196,7 +196,7 @@ def _verify(benchmark: Benchmark, root: Path) -> Prepared:
     missing = sum(part.summary.count("missing image") for part in parts.values())
     counts = {split: len(part) for split, part in parts.items()}
     notes = ["already in our form: nothing to do"]
-    return Prepared(benchmark.name, str(root), test.seen, test.unseen, counts, benchmark.expected, missing, notes)
+    return Prepared(benchmark, str(root), test.seen, test.unseen, counts, missing, notes)
 
 
 def _keep(pairs: Pairs, listing: str | os.PathLike | None, notes: list[str]) -> Pairs:
@@ -209,14 +209,14 @@ def _keep(pairs: Pairs, listing: str | os.PathLike | None, notes: list[str]) -> 
     return kept
 
 
-def _drop_missing(owned: Owned, root: Path, benchmark: Benchmark) -> int:
+def _drop_missing(owned: Owned, root: Path, page: str) -> int:
     before = [*owned.train, *owned.test]
     locator = Locator([root])
     owned.train = [pair for pair in owned.train if locator.has(pair[0])]
     owned.test = [pair for pair in owned.test if locator.has(pair[0])]
     if not owned.train and not owned.test:
         example = before[0][0] if before else "nothing"
-        raise RamatchError(f"{root}: none of the images is there, for example {example}; see {benchmark.page}")
+        raise RamatchError(f"{root}: none of the images is there, for example {example}; see {page}")
     return len(before) - len(owned.train) - len(owned.test)
 
 

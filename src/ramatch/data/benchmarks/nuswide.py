@@ -24,7 +24,7 @@ SPLIT = "lists"
 def load(files: Distribution) -> Owned:
     """Flickr tags (the thousand of TagList1k less the concepts) for both, the 81 verified concepts for test."""
     concepts = _lines(files.need("concept list", "ConceptsList/Concepts81.txt", "Concepts81.txt"))
-    tags = _lines(files.need("tag list", "NUS_WID_Tags/TagList1k.txt"))
+    tags, verified = _lines(files.need("tag list", "NUS_WID_Tags/TagList1k.txt")), set(concepts)
     folder = next((f for f in ("Flickr", "images", "Images") if (files.root / f).is_dir()), "Flickr")
 
     def tagged(part: str) -> Pairs:
@@ -32,7 +32,7 @@ def load(files: Distribution) -> Owned:
         path = files.need("matrix of the thousand tags", *(f"NUS_WID_Tags/{name}" for name in names))
         images = _image_list(files, part)
         rows = _rows_of(images, path, list(_binary_rows(path, len(tags))), files, path.name.startswith("All"))
-        found = ([tags[i] for i in row if tags[i] not in concepts] for row in rows)
+        found = ([tags[i] for i in row if tags[i] not in verified] for row in rows)
         return [(f"{folder}/{name}", labels) for name, labels in zip(images, found, strict=True)]
 
     owned = Owned(
