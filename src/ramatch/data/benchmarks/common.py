@@ -92,9 +92,15 @@ def load_mat(path: Path) -> dict[str, Any]:
 
 def strings(cells: Any) -> list[str]:
     """A MATLAB cell array of strings, however deeply nested."""
-    if isinstance(cells, np.ndarray):
-        return [text for cell in (cells.flat if cells.dtype.kind in "OU" else ()) for text in strings(cell)]
-    return [cells.strip()] if isinstance(cells, str) else []
+    found: list[str] = []
+    stack = [cells]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            found.append(item.strip())
+        elif isinstance(item, np.ndarray):
+            stack.extend(reversed(item.ravel().tolist() if item.dtype.kind in "OU" else []))
+    return found
 
 
 def unwrap(item: Any) -> Any:

@@ -36,8 +36,7 @@ def read(request: Request) -> Reading:
         reading.roots.insert(0, folder / root)
     for where, entry in entries:
         if entry in ([], None):
-            reading.issues.append(("empty row", "skipped", where))
-            continue
+            entry = ["", []]
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], (str, type(None)))):
             raise RamatchError(f"{request.path}: {where} is {shown(entry)}; expected [path, [label or caption, ...]]")
         labels = [] if entry[1] is None else entry[1] if isinstance(entry[1], list) else [entry[1]]
