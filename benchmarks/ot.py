@@ -202,25 +202,25 @@ def tune_solver(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GP
         cost, a = transport_problem(similarities(*size, device))
         b = torch.full((size[0], size[2]), 1 / size[2], device=device)
         default = module.default_tile(size[1], module.padded(size[2]))
-        whole = {"BLOCK_M": 256, "BLOCK_N": default["BLOCK_N"], "STAGES": 1}
-        ways: list[dict[str, Any]] = [{"whole": True, "tile": whole | {"num_warps": warps}} for warps in (4, 8, 16)]
+        whole = {"BLOCK_M": 256, "BLOCK_N": default["BLOCK_N"]}
+        ways: list[dict[str, Any]] = [whole | {"num_warps": warps} for warps in (4, 8, 16)]
         ways = ways if 256 * default["BLOCK_N"] <= 65536 and size[1] <= 256 else []
         for numbers, warps, late in itertools.product((4096, 8192, 16384), (4, 8, 16), (False, True)):
             block_m = max(1, min(numbers // default["BLOCK_N"], 256))
-            ways.append({"whole": False, "late": late, "tile": default | {"BLOCK_M": block_m, "num_warps": warps}})
+            ways.append(default | {"LATE": late, "BLOCK_M": block_m, "num_warps": warps})
         shape = {"bench": "solver's way", **dict(zip("BMN", size, strict=True))}
-        shape["default_ms"] = _time_way(module, cost, a, b, {})
+        shape["default_ms"] = _time_way(module, cost, a, b, None)
         found = [{"ms": _time_way(module, cost, a, b, way), **way} for way in ways]
         rows += [shape | entry for entry in sorted(found, key=lambda entry: entry["ms"])[:3]]
     return rows
 
 
-def _time_way(module: ModuleType, cost: Tensor, a: Tensor, b: Tensor, way: dict[str, Any]) -> float:
+def _time_way(module: ModuleType, cost: Tensor, a: Tensor, b: Tensor, way: dict[str, Any] | None) -> float:
     """Milliseconds of 40 iterations from costs to plans; infinite if the chip cannot hold the tile."""
     reg = torch.full(cost.shape[:1], EPS, device=cost.device)
-    options: dict[str, Any] = {"max_iter": 40, "tol": -1.0}
+    options: dict[str, Any] = {"max_iter": 40, "tol": -1.0, "way": way}
     try:
-        return milliseconds(lambda: module.solve(cost, reg, a, b, torch.ones_like(b), **options, **way), cost.device, 5)
+        return milliseconds(lambda: module.solve(cost, reg, a, b, torch.ones_like(b), **options), cost.device, 5)
     except Exception:  # Triton has its own errors for this, which differ between versions
         return float("inf")
 

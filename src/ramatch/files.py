@@ -19,11 +19,16 @@ T = TypeVar("T")
 def read_text(path: str | Path) -> str:
     """UTF-8 text, with or without a byte order mark."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RamatchError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        return decode_text(Path(path).read_bytes(), path).replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise RamatchError(f"{path}: {error.strerror or error}") from error
+
+
+def decode_text(content: bytes, where: object) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RamatchError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
 def read_lines(path: str | Path) -> list[str]:

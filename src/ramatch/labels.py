@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RamatchError
+from .files import read_text
 
 SEPARATORS = ",;|\t\n\r"
 QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»"}
@@ -42,16 +43,14 @@ def merge_labels(labels: Iterable[Any]) -> LabelList:
     notes = []
     for kept, spellings in merged.items():
         if len(spellings) > 1:
-            others = list(dict.fromkeys(s for s in spellings if s != kept))
-            what = (
-                f"{', '.join(map(repr, others))} and '{kept}' are one label" if others else f"'{kept}' is given twice"
-            )
+            others = ", ".join(dict.fromkeys(repr(s) for s in spellings if s != kept))
+            what = f"{others} and '{kept}' are one label" if others else f"'{kept}' is given twice"
             notes.append(f"{what}; it counts once, as '{kept}'")
     return LabelList(tuple(first.values()), tuple(notes))
 
 
 def split_labels(text: str) -> list[str]:
-    """Labels in a line or a page of text: separated by commas, semicolons, bars, tabs or new lines; quotes keep them together."""
+    """Labels in a line or page of text: commas, semicolons, bars, tabs or new lines separate, quotes keep together."""
     labels, current, closing = [], "", ""
     for character in text:
         if closing:
@@ -69,15 +68,8 @@ def split_labels(text: str) -> list[str]:
 
 
 def read_labels(path: str | Path) -> LabelList:
-    """Labels of a file: one per line, `#` begins a comment; a single line, or a CSV or TSV, is split as typed labels are."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise RamatchError(f"{path}: not a UTF-8 text file; it should have one label per line") from None
-    except OSError as error:
-        raise RamatchError(f"{path}: cannot be read ({error.strerror or error})") from None
-    return parse_page(text, table={".csv": ",", ".tsv": "\t"}.get(path.suffix.lower()))
+    """Labels of a file: one per line, `#` begins a comment; a single line, CSV or TSV is split as typed labels are."""
+    return parse_page(read_text(path), table={".csv": ",", ".tsv": "\t"}.get(Path(path).suffix.lower()))
 
 
 def parse_page(text: str, table: str | None = None) -> LabelList:
@@ -95,10 +87,7 @@ def parse_labels(labels: str | Path | Iterable[Any]) -> LabelList:
         return read_labels(labels)
     if not isinstance(labels, str):
         return merge_labels(labels)
-    if (
-        not any(c in labels for c in ",;|\n\r")
-        and Path(labels).suffix in (".txt", ".csv", ".tsv")
-        and Path(labels).is_file()
-    ):
+    is_name = labels.endswith((".txt", ".csv", ".tsv")) and not any(c in labels for c in ",;|\n\r")
+    if is_name and Path(labels).is_file():
         return read_labels(labels)
     return merge_labels(split_labels(labels))

@@ -12,11 +12,9 @@ class Progress:
     """One line: done of total, rate, time left, and what else is known. In place on a terminal, else a plain line now
     and then."""
 
-    def __init__(
-        self, total: int, what: str, *, unit: str = "img", enabled: bool = True, stream: TextIO | None = None
-    ) -> None:
-        self.total, self.what, self.unit, self.stream = total, what, unit, stream or sys.stderr
-        self.enabled, self.tty = enabled, bool(getattr(self.stream, "isatty", lambda: False)())
+    def __init__(self, total: int, what: str, *, enabled: bool = True, stream: TextIO | None = None) -> None:
+        self.total, self.what, self.enabled, self.stream = total, what, enabled, stream or sys.stderr
+        self.tty = bool(getattr(self.stream, "isatty", lambda: False)())
         self.every = 0.2 if self.tty else 10.0
         self.started = self.shown = time.monotonic()
         self.first = self.done = self.width = 0
@@ -40,7 +38,7 @@ class Progress:
         self.shown = now
         rate = self.rate()
         left = clock((self.total - done) / rate) if rate > 0 else "?"
-        text = f"{self.what} {done:,}/{self.total:,}  {rate:,.0f} {self.unit}/s  {left} left"
+        text = f"{self.what} {done:,}/{self.total:,}  {rate:,.0f} img/s  {left} left"
         self._show(f"{text}  {note}" if note else text)
 
     def message(self, text: str) -> None:

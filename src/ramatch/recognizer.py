@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .config import RAMConfig
 from .config import preset as named_preset
-from .data.images import load_image
-from .data.prefetch import Loaded, chunks, is_single, prefetch, source_of
+from .data.images import load_image, name_of
+from .data.prefetch import Loaded, chunks, is_single, prefetch
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator
 from .files import read_json, write_json
@@ -179,7 +179,7 @@ class Recognizer:
     def load(self, image: Any) -> Loaded:
         """Decode and resize one image: pixels uint8 (3, H, W), the source's name, the original (width, height)."""
         picture = load_image(image)
-        return self.ram.preprocess.resize(picture), source_of(image), picture.size
+        return self.ram.preprocess.resize(picture), name_of(image), picture.size
 
     @torch.inference_mode()
     def predict_loaded(

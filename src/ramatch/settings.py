@@ -6,11 +6,13 @@
         region_share: Share = 0.5
 
 One way to set anything: in Python by keyword, in YAML and JSON through `from_dict`, on the command line as `name=value`
-through `with_overrides`; dotted names reach inside. Our own, because pydantic would be a dependency of the core for a page of code.
+through `with_overrides`; dotted names reach inside. Our own, because pydantic would be a dependency of the core for a
+page of code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -73,7 +75,7 @@ class Settings:
     section: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name, kind in field_types(type(self)).items():
+        for name, kind in field_types(type(self)).items():  # type: ignore[arg-type]
             object.__setattr__(self, name, convert(getattr(self, name), kind, self.section + name))
         self.check()
 
@@ -84,10 +86,9 @@ class Settings:
     def from_dict(cls, values: Any) -> Self:
         """From nested plain data; an unknown name is an error that lists the known ones."""
         if not isinstance(values, Mapping):
-            raise RamatchError(
-                f"'{cls.section.rstrip('.') or 'settings'}' must be a set of named values, got {values!r}"
-            )
-        known = field_types(cls)
+            group = cls.section.rstrip(".") or "settings"
+            raise RamatchError(f"'{group}' must be a set of named values, got {values!r}")
+        known = field_types(cls)  # type: ignore[arg-type]
         for name in values:
             if name not in known:
                 listed = ", ".join(cls.section + n for n in known)
@@ -146,14 +147,10 @@ def set_name(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 @functools.cache
-def _types(cls: Any) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
+    """Name → annotation of each field of a dataclass."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def field_types(cls: type) -> dict[str, Any]:
-    """Name → annotation of each field of a dataclass."""
-    return _types(cls)
 
 
 def dotted_names(cls: type) -> list[str]:
@@ -172,7 +169,7 @@ def choices(cls: type) -> dict[str, tuple[str, ...]]:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """The value as its field's type ("5e-6", a string to YAML, becomes a number), checked against bounds and choices."""
+    """The value as its field's type ("5e-6", text to YAML, becomes a number), checked against bounds and choices."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         value = convert(value, args[0], name)
@@ -195,13 +192,10 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 def _convert_plain(value: Any, kind: type, name: str) -> Any:
     if kind is float and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise RamatchError(f"setting '{name}' must be a number, got {value!r}") from None
-        if math.isnan(number):
-            raise RamatchError(f"setting '{name}' must be a number, got {value!r}")
-        return number
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if not math.isnan(number := float(value)):
+                return number
+        raise RamatchError(f"setting '{name}' must be a number, got {value!r}")
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)  # a folder called 7
     if kind is str and value is None:

@@ -99,7 +99,7 @@ def test_a_plain_view_is_a_resize(size):
 
 
 def test_parts_follow_their_table() -> None:
-    """A picture whose red is x and whose green is y tells where each pixel of a part came from; on the device as from the file."""
+    """A picture whose red is x and whose green is y tells where a pixel came from; on the device as from the file."""
     ramp = torch.linspace(0, 255, 64)
     image = torch.stack([ramp.expand(64, 64), ramp[:, None].expand(64, 64), torch.zeros(64, 64)]).to(torch.uint8)
     config = AugmentConfig(scale=(0.4, 1.0), ratio=(3 / 4, 4 / 3), blur=0.0, erasing=0.0)

@@ -8,19 +8,23 @@ from pathlib import Path
 import pytest
 from data_helpers import encode, put, put_json, put_tar
 
-from ramatch.data import read_captions
+from ramatch.data import Captions, read_captions
 from ramatch.errors import RamatchError
 
 EXPECTED = [("a.png", ["one", "two words"]), ("b.png", ["three"])]
+
+
+def pairs(captions: Captions) -> list[tuple[str, list[str]]]:
+    return [(record.key, list(record.captions)) for record in captions.records]
 
 
 def test_lists(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "b.png")
     path = put_json(tmp_path / "captions.json", {"images": [["a.png", ["one", "two words"]], ["b.png", "three"]]})
     captions = read_captions(path)
-    assert captions.pairs() == EXPECTED
+    assert pairs(captions) == EXPECTED
     assert captions.records[1].load().getpixel((0, 0))[0] == 1
-    assert read_captions(tmp_path).pairs() == EXPECTED  # by folder
+    assert pairs(read_captions(tmp_path)) == EXPECTED  # by folder
     assert "3 captions" in captions.summary.to_text()
 
 
@@ -35,7 +39,7 @@ def test_coco_captions(tmp_path: Path) -> None:
         ],
     }
     path = put_json(tmp_path / "annotations" / "captions_val2014.json", content)
-    assert read_captions(path).pairs() == EXPECTED
+    assert pairs(read_captions(path)) == EXPECTED
 
 
 def test_karpathy(tmp_path: Path) -> None:
@@ -43,16 +47,16 @@ def test_karpathy(tmp_path: Path) -> None:
     entry = {"filename": "a.png", "split": "restval", "sentences": [{"raw": "one"}, {"raw": "two words"}]}
     other = {"filename": "b.png", "split": "test", "sentences": [{"raw": "three"}]}
     path = put_json(tmp_path / "dataset_flickr8k.json", {"images": [entry, other]})
-    assert read_captions(path).pairs() == EXPECTED
-    assert read_captions(path, split="train").pairs() == EXPECTED[:1]
-    assert read_captions(path, split="test").pairs() == EXPECTED[1:]
+    assert pairs(read_captions(path)) == EXPECTED
+    assert pairs(read_captions(path, split="train")) == EXPECTED[:1]
+    assert pairs(read_captions(path, split="test")) == EXPECTED[1:]
 
 
 def test_flickr_tokens(tmp_path: Path) -> None:
     put(tmp_path / "pictures", "a.png", "b.png")
     path = tmp_path / "Flickr8k.token.txt"
     path.write_text("a.png#0\tone\na.png#1\ttwo words\nb.png#0\tthree\n\n")
-    assert read_captions(path, tmp_path / "pictures").pairs() == EXPECTED
+    assert pairs(read_captions(path, tmp_path / "pictures")) == EXPECTED
     path.write_text("a.png#0\tone\nrubbish\n")
     with pytest.raises(RamatchError, match="line 2"):
         read_captions(path, tmp_path / "pictures")
@@ -64,16 +68,13 @@ def test_flickr_tokens(tmp_path: Path) -> None:
         ("captions.csv", "image,caption\na.png,one\na.png,two words\nb.png,three\n"),
         ("captions.txt", "image,caption\na.png,one\na.png,two words\nb.png,three\n"),
         ("captions.tsv", "file\tsentence\na.png\tone\na.png\ttwo words\nb.png\tthree\n"),
-        (
-            "captions.jsonl",
-            "\n".join(map(json.dumps, [{"path": "a.png", "captions": ["one", "two words"]}, {"path": "b.png", "captions": ["three"]}])),
-        ),
+        ("captions.jsonl", "\n".join(json.dumps({"path": key, "captions": texts}) for key, texts in EXPECTED)),
     ],
-)  # fmt: skip
+)
 def test_tables(tmp_path: Path, name: str, text: str) -> None:
     put(tmp_path, "a.png", "b.png")
     (tmp_path / name).write_text(text)
-    assert read_captions(tmp_path / name).pairs() == EXPECTED
+    assert pairs(read_captions(tmp_path / name)) == EXPECTED
 
 
 def test_awkward_cases_and_several_roots(tmp_path: Path) -> None:
@@ -85,13 +86,15 @@ def test_awkward_cases_and_several_roots(tmp_path: Path) -> None:
         ["q/b.png", ["three"]],
         ["gone.png", ["four"]],
         ["", ["five"]],
+        [],
     ]
     path = put_json(tmp_path / "one" / "captions.json", {"images": images})
     captions = read_captions(path, [tmp_path / "two"])
-    assert captions.pairs() == [("p/a.png", ["one", "two"]), ("q/b.png", ["three"])]
-    assert [r.load().getpixel((0, 0))[0] for r in captions] == [1, 2]
-    expected = ["empty caption", "foreign root path", "duplicate image", "missing image", "empty row"]
+    assert pairs(captions) == [("p/a.png", ["one", "two"]), ("q/b.png", ["three"])]
+    assert [r.load().getpixel((0, 0))[0] for r in captions.records] == [1, 2]
+    expected = ["empty caption", "foreign root path", "duplicate image", "missing image"]
     assert {k: captions.summary.count(k) for k in expected} == dict.fromkeys(expected, 1)
+    assert captions.summary.count("empty row") == 2
 
 
 def test_errors(tmp_path: Path) -> None:

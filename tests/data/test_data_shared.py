@@ -35,7 +35,7 @@ def test_shared_images_decode_in_place(shared: Path, name: str, size: tuple[int,
 
 def test_shared_captions_need_both_folders(shared: Path) -> None:
     captions = read_captions(shared / "data" / "captions", [shared / "data" / "coco-ov"])
-    assert len(captions) == 12_914
+    assert len(captions.records) == 12_914
     assert not captions.summary.issues
     assert captions.records[0].load().mode == "RGB"
     alone = read_captions(shared / "data" / "captions")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from data_helpers import encode, put
 
+from ramatch.data.captions import read_captions
 from ramatch.data.check import check
 from ramatch.data.records import list_splits, read_annotations
 from ramatch.errors import RamatchError
@@ -166,6 +167,35 @@ def test_odd_values_are_read_or_refused(tmp_path: Path, kind: str, good: Any) ->
     for _ in range(300):
         file.write_text(json.dumps(mutations(good, draw)), encoding="utf-8")
         outcomes.add(survives(path, file))
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"images": [["a.png", ["one", "two"]], ["b.png", "three"]]},
+        {
+            "images": [{"id": 5, "file_name": "a.png"}, {"id": 6, "file_name": "b.png"}],
+            "annotations": [{"image_id": 5, "caption": "one"}, {"image_id": 6, "caption": "two"}],
+        },
+        {"images": [{"filename": "a.png", "split": "val", "sentences": [{"raw": "one"}]}]},
+    ],
+    ids=["lists", "coco", "karpathy"],
+)
+def test_odd_captions_are_read_or_refused(tmp_path: Path, good: Any) -> None:
+    put(tmp_path, "a.png", "b.png")
+    file = tmp_path / "captions.json"
+    draw = random.Random("captions")
+    outcomes = set()
+    for _ in range(300):
+        file.write_text(json.dumps(mutations(good, draw)), encoding="utf-8")
+        try:
+            read_captions(file)
+            message = ""
+        except RamatchError as error:
+            message = str(error)
+        assert not message or file.name in message
+        outcomes.add(not message)
     assert outcomes == {True, False}
 
 

@@ -3,7 +3,6 @@ there is no GPU; with one, `pytest tests/ot/kernel_cases.py` runs it there."""
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from pathlib import Path
@@ -60,7 +59,6 @@ def test_options_reach_the_kernels():
     for options in (
         {"tau_u": None},
         {"tau_u": 0.1},
-        {"scale_plan": False},
         {"logit_scale": torch.tensor(7.0, device=DEVICE)},
         {"max_iter": 2},
     ):
@@ -83,9 +81,9 @@ def test_half_precision_similarities_and_features():
     ("whole", "late"), [(True, False), (False, False), (False, True)]
 )  # K in registers, or in memory
 def test_solver_kernel_equals_the_torch_loop(whole, late, monkeypatch):
-    if not whole:
-        monkeypatch.setattr(kernels, "WHOLE_NUMBERS", 0)
-    monkeypatch.setattr(kernels, "solve", functools.partial(kernels.solve, late=late))
+    monkeypatch.setattr(kernels, "WHOLE_NUMBERS", 1 << 20 if whole else 0)
+    monkeypatch.setattr(kernels, "LATE_COLUMNS", kernels.MAX_COLUMNS if late else 0)
+    assert ("LATE" in kernels.default_way(40, 17)) is not whole
     g = torch.Generator().manual_seed(0)
     for batch, n, m in ((3, 20, 17), (2, 7, 16), (2, 40, 1), (1, 9, 1100)):
         cost = torch.rand(batch, n, m, generator=g).to(DEVICE)

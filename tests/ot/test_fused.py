@@ -16,19 +16,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import features, similarities
 
 
-def definition(sim, *, logit_scale=100.0, tau_u=0.01, eps=0.1, scale_plan=True, tol=1e-9, max_iter=3000):
+def definition(sim, *, logit_scale=100.0, tau_u=0.01, eps=0.1, tol=1e-9, max_iter=3000):
     """Scores (B, N) written out, in float64."""
     sim = sim.double()
     cost = 1 - torch.softmax(sim * logit_scale, dim=2)
     u = None if tau_u is None else torch.softmax(sim.amax(2) / tau_u, dim=1)
     plan = solve_batch(cost, eps, u, tol=tol, max_iter=max_iter).plan
-    return (plan * sim).sum(1) * (sim.shape[2] if scale_plan else 1)
+    return (plan * sim).sum(1) * sim.shape[2]
 
 
 @pytest.mark.parametrize(("m", "n"), [(196, 17), (196, 65), (40, 200), (12, 1), (1, 12), (1, 1)])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"eps": 0.05, "tau_u": 0.1}, {"tau_u": None, "scale_plan": False}, {"logit_scale": 10.0}],
+    [{}, {"eps": 0.05, "tau_u": 0.1}, {"tau_u": None}, {"logit_scale": 10.0}],
     ids=["paper", "warm", "uniform", "soft"],
 )
 def test_equals_the_definition(m, n, options):
@@ -105,14 +105,12 @@ def test_groups_keep_to_the_workspace():
 
 
 def test_scores_do_not_shrink_with_the_vocabulary():
-    """Doubling every label leaves scaled scores as they are; unscaled ones halve."""
+    """Doubling every label leaves scores as they are."""
     sim = similarities(2, 30, 10)
     twice = torch.cat([sim, sim], dim=2)
     soft = {"logit_scale": 1e-3, "tol": 1e-7}  # flat softmax: cost does not depend on N either
     one, two = match_scores(sim, **soft), match_scores(twice, **soft)
     torch.testing.assert_close(two.scores[:, :10], one.scores, atol=1e-3, rtol=0)
-    bare = match_scores(twice, scale_plan=False, **soft)
-    torch.testing.assert_close(bare.scores * 20, two.scores, atol=1e-5, rtol=1e-5)
 
 
 def test_autocast_half_precision_and_gradients_stay_outside():

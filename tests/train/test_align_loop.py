@@ -204,7 +204,7 @@ def test_contrast_counts_rows_alike_and_leaves_the_likeliest_out():
 
 def test_images_held_out_and_left_out_by_name(towers, tmp_path: Path):
     data = put_squares(tmp_path / "data", 40)
-    keys = [r.key for r in read_captions(data)]
+    keys = [r.key for r in read_captions(data).records]
     named = CaptionData(data, test=keys[:6], exclude=keys[4:10])
     report = align_folder(*towers, named, tmp_path / "named", config=SHORT, device="cpu")
     assert report["images"] == 30

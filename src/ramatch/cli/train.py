@@ -15,7 +15,16 @@ CHANGES = "name=value"
 
 
 def add_verbs(verbs: Any) -> None:
-    for add_verb in (_add_train, _add_eval, _add_calibrate, _add_align, _add_adapt, _add_import, _add_study):
+    for add_verb in (
+        _add_train,
+        _add_eval,
+        _add_calibrate,
+        _add_align,
+        _add_adapt,
+        _add_import,
+        _add_convert,
+        _add_study,
+    ):
         add_verb(verbs)
 
 

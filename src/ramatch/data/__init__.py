@@ -12,7 +12,7 @@ from typing import Any
 _NAMES = {
     "annotations": "Annotations Box Issue Record Summary",
     "augment": "Normalize",
-    "benchmarks": "BENCHMARKS PROTOCOLS Benchmark Evaluation Prepared prepare read_protocol",
+    "benchmarks": "BENCHMARKS Benchmark Evaluation Prepared prepare read_protocol",
     "captions": "CaptionRecord Captions read_captions",
     "check": "Report",
     "classes": "class_list",

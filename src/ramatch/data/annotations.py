@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ramatch.data.images import MAX_PIXELS, load_image
-from ramatch.data.sources import ImageSource
+from ramatch.data.images import load_image
+from ramatch.data.sources import ImageSource, Locator
 from ramatch.errors import RamatchError
+from ramatch.files import expect, read_json, shown
 
 EXAMPLES = 5  # of each kind of problem, kept for the summary
 
@@ -40,11 +42,11 @@ class Record:
     boxes: tuple[Box, ...] = ()
     size: tuple[int, int] | None = None  # (width, height) if the annotation file says so
 
-    def load(self, max_pixels: int | None = MAX_PIXELS) -> Image.Image:
+    def load(self) -> Image.Image:
         """The picture, upright, RGB."""
         if self.image is None:
             raise RamatchError(f"{self.key}: the image is missing")
-        return load_image(self.image.read(), max_pixels=max_pixels, name=str(self.image))
+        return load_image(self.image.read(), name=str(self.image))
 
 
 @dataclass
@@ -135,8 +137,7 @@ class Annotations:
         index = {name: i for i, name in enumerate(self.classes)}
         hot = torch.zeros(len(self.records), len(self.classes), dtype=torch.bool)
         for row, record in enumerate(self.records):
-            for label in record.labels:
-                hot[row, index[label]] = True
+            hot[row, [index[label] for label in record.labels]] = True
         return hot
 
     def subset(self, indices: Iterable[int]) -> Annotations:
@@ -164,6 +165,44 @@ class Annotations:
         return Annotations(classes, records, summary)
 
 
+# ------------------------------------------------------------------------------- what readers are asked and answer
+
+
+@dataclass
+class Request:
+    """What a reader is asked to read. path: the file or folder; files: several when a pattern was given; classes: if
+    the caller knows them."""
+
+    path: Path
+    split: str | None = None
+    classes: Sequence[str] | None = None
+    files: Sequence[Path] = ()
+
+    @property
+    def suffix(self) -> str:
+        return self.path.suffix.lower() if self.path.is_file() else ""
+
+    @cached_property
+    def json(self) -> Any:
+        """Content of a .json file; None for anything else."""
+        return read_json(self.path) if self.suffix == ".json" else None
+
+    def entries(self, name: str) -> Iterator[tuple[str, Any]]:
+        """(where, entry) of the list `name` in a JSON object."""
+        content = expect(self.json, dict, f"{self.path}: the content")
+        for number, entry in enumerate(expect(content.get(name), list, f'{self.path}: "{name}"')):
+            yield f"{name}[{number}]", entry
+
+    def objects(self, listing: str, *fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(file and place, object) of such a list; each must have `fields`, of them names and numbers only."""
+        for place, entry in self.entries(listing):
+            where = f"{self.path}: {place}"
+            for name in fields:
+                if not isinstance(expect(entry, dict, where).get(name), (str, int, float)):
+                    raise RamatchError(f"{where} lacks the field '{name}'")
+            yield where, expect(entry, dict, where)
+
+
 @dataclass(slots=True)
 class Row:
     """What a reader found for one image, before cleaning. Labels may be names or indices into the classes."""
@@ -186,3 +225,17 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     issues: list[tuple[str, str, str]] = field(default_factory=list)  # (kind, outcome, example)
     one_label_per_row: bool = False  # several rows per image are then the normal case
+
+
+def locate(row: Row, locator: Locator, summary: Summary) -> tuple[ImageSource | None, str]:
+    """A row's image, None if it has none or it is not there, and the name it was found by; what was odd is counted."""
+    name = row.key.strip()
+    if not name:
+        summary.add_issue("empty row", "skipped", row.where or shown(row.labels))
+        return None, name
+    image, key = locator.find(name)
+    if image is None:
+        summary.add_issue("missing image", "left out", f"{row.where}: {name}".removeprefix(": "))
+    elif key != name:
+        summary.add_issue("foreign root path", "repaired", f"{name} -> {key}")
+    return image, key

@@ -61,29 +61,22 @@ class Part:
             lines.append(f"  decoded {self.decoded:,} images, {len(self.unreadable):,} unreadable; sizes {shapes}")
             lines += [f"    {reason}" for reason in list(self.unreadable.values())[:10]]
         lines += self._class_lines(facts["class_counts"], top)
+        if empty := facts["classes_without_images"]:
+            lines.append(f"  no image has: {', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}")
         lines.append("  samples")
         lines += [f"    {key}: {', '.join(labels) or '(none)'}" for key, labels in facts["samples"]]
         return "\n".join(lines)
 
     def _class_lines(self, counts: dict[str, int], top: int | None) -> list[str]:
         ranked = sorted(counts.items(), key=lambda item: -item[1])
-        top = len(ranked) if top is None else top
-        shortened = len(ranked) > top
-        tail = ranked[len(ranked) - top // 4 :] if shortened else []
-        shown = ranked[: top - top // 4] if shortened else ranked
-        width = max(len(name) for name, _ in shown + tail)
-        most = max(ranked[0][1], 1)
-
-        def bars(classes: list[tuple[str, int]]) -> list[str]:
-            return [f"    {n:<{width}} {c:>8,} {'#' * round(30 * c / most)}".rstrip() for n, c in classes]
-
-        lines = ["  images per class" + (" (most and least frequent)" if shortened else ""), *bars(shown)]
-        if shortened:
-            lines += [f"    ... {len(ranked) - top} more", *bars(tail)]
-        empty = [name for name, count in counts.items() if count == 0]
-        if empty:
-            lines.append(f"  no image has: {', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}")
-        return lines
+        width, most = max(map(len, counts)), max(ranked[0][1], 1)
+        lines = [f"    {name:<{width}} {n:>8,} {'#' * round(30 * n / most)}".rstrip() for name, n in ranked]
+        title = "  images per class"
+        if top is not None and len(lines) > top:
+            title += " (most and least frequent)"
+            least = top // 4
+            lines[top - least : len(lines) - least] = [f"    ... {len(lines) - top} more"]
+        return [title, *lines]
 
 
 @dataclass
@@ -91,7 +84,7 @@ class Report:
     """What `check` found: one part per split."""
 
     path: str
-    parts: dict[str, Part]
+    parts: dict[str, Part] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)  # split -> why it could not be read
 
     @property
@@ -129,34 +122,30 @@ def check(
     decode: also decode every image and report those that cannot be.
     """
     names: list[str | None] = [split] if split is not None else list(list_splits(path)) or [None]
-    parts: dict[str, Part] = {}
-    failures: dict[str, str] = {}
+    report = Report(os.fspath(path))
     for name in names:
         try:
             annotations = read_annotations(path, classes=classes, images_root=images_root, split=name, format=format)
         except RamatchError as error:
             if len(names) == 1:
                 raise
-            failures[str(name)] = str(error)
+            report.failures[str(name)] = str(error)
             continue
-        parts[name or "all"] = part = Part(annotations)
+        report.parts[name or "all"] = part = Part(annotations)
         if decode:
-            _decode(part)
-    return Report(os.fspath(path), parts, failures)
+            with ThreadPoolExecutor(THREADS) as pool:
+                for record, found in zip(annotations, pool.map(_size_or_reason, annotations), strict=True):
+                    part.decoded += 1
+                    if isinstance(found, str):
+                        part.unreadable[record.key] = found
+                    else:
+                        part.sizes[found] += 1
+    return report
 
 
-def _decode(part: Part) -> None:
-    def attempt(record: Record) -> tuple[int, int] | str:
-        try:
-            return record.load().size
-        except RamatchError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        records = part.annotations.records
-        for record, found in zip(records, pool.map(attempt, records), strict=True):
-            part.decoded += 1
-            if isinstance(found, str):
-                part.unreadable[record.key] = found
-            else:
-                part.sizes[found] += 1
+def _size_or_reason(record: Record) -> tuple[int, int] | str:
+    """Size of the picture, or why it cannot be decoded."""
+    try:
+        return record.load().size
+    except RamatchError as error:
+        return str(error)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..progress import Progress
 from .augment import AugmentConfig, crop_box, epoch_table
-from .images import MAX_PIXELS, ImageError
+from .images import ImageError
 from .sampler import Draw
 
 if TYPE_CHECKING:
@@ -34,17 +34,15 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
         *,
         augment: AugmentConfig | None = None,
         seed: int = 0,
-        max_pixels: int | None = MAX_PIXELS,
     ) -> None:
-        self.records, self.preprocess, self.augment = records, preprocess, augment
-        self.seed, self.max_pixels = seed, max_pixels
+        self.records, self.preprocess, self.augment, self.seed = records, preprocess, augment, seed
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, item: int | Draw) -> tuple[Tensor, int]:
         index, epoch = item if isinstance(item, Draw) else (int(item), None)
-        picture, box = self.records[index].load(self.max_pixels), None
+        picture, box = self.records[index].load(), None
         if epoch is not None and self.augment is not None:
             box = crop_box(epoch_table(len(self), self.seed, epoch)[index], self.augment)
         return self.preprocess.resize(picture, box), index
@@ -83,8 +81,10 @@ def decode_all(
     records: Sequence[Any], preprocess: Preprocess, *, workers: int | None = None, progress: bool = False
 ) -> Tensor:
     """All pictures of caption or label records: uint8 (n, 3, H, W). `workers`: processes; None: as many as help."""
-    if workers is None or len(records) <= FEW:
-        workers = min(16, os.cpu_count() or 1) if len(records) > FEW else 0
+    if len(records) <= FEW:
+        workers = 0
+    elif workers is None:
+        workers = min(16, os.cpu_count() or 1)
     out = torch.empty(len(records), 3, *preprocess.size, dtype=torch.uint8)
     line = Progress(len(records), "decoding", enabled=progress)
     for pixels, rows in ImageLoader(ImageDataset(records, preprocess), workers=workers, batch_size=128):
@@ -107,6 +107,4 @@ class ImageCache:
         new = [i for i, name in enumerate(names) if name not in self._kept]
         fresh = decode_all([records[i] for i in new], preprocess, workers=self.workers, progress=progress)
         self._kept.update(zip((names[i] for i in new), fresh, strict=True))
-        if len(new) == len(names):
-            return fresh
-        return torch.stack([self._kept[name] for name in names])
+        return fresh if len(new) == len(names) else torch.stack([self._kept[name] for name in names])

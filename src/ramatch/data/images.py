@@ -50,7 +50,7 @@ def load_image(source: Any, *, max_pixels: int | None = MAX_PIXELS, name: str | 
     EXIF rotation is applied, of an animation the first frame is taken, transparency is laid on white, 16-bit
     grey is scaled to 8 bits. Raises `ImageError` (a `RamatchError`) that names the picture and the reason.
     """
-    name = name or _name_of(source)
+    name = name or name_of(source) or f"<{type(source).__name__}>"
 
     def named(reason: str, kind: type[ImageError] = ImageError) -> ImageError:
         return kind(f"{name}: {reason}", name=name, reason=reason)
@@ -72,31 +72,26 @@ def load_image(source: Any, *, max_pixels: int | None = MAX_PIXELS, name: str | 
         raise named(reason) from error
 
 
-def find_images(paths: str | os.PathLike | Iterable[str | os.PathLike], recursive: bool = True) -> list[Path]:
+def find_images(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
     """All pictures named by files, folders and glob patterns (`**` allowed), each once, in natural order.
 
     A file named outright is taken whatever its extension (decoding decides); folders and patterns give files
     with a picture's extension, hidden ones left out. Nothing found is an error.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found: dict[Path, None] = {}
-    for item in given:
-        found.update(dict.fromkeys(_expand(Path(os.path.expanduser(item)), recursive)))
+    found = dict.fromkeys(path for item in given for path in _expand(Path(os.path.expanduser(item))))
     if not found:
         where = ", ".join(map(str, given)) or "an empty list"
         raise RamatchError(f"no images found in {where} (looked for {' '.join(EXTENSIONS)})")
     return list(found)
 
 
-def _expand(path: Path, recursive: bool) -> list[Path]:
-    if path.is_dir():
-        hits: Iterable[Path] = path.rglob("*") if recursive else path.glob("*")
-    elif path.exists():
+def _expand(path: Path) -> list[Path]:
+    if path.exists() and not path.is_dir():
         return [path]
-    elif glob.has_magic(str(path)):
-        hits = map(Path, glob.iglob(str(path), recursive=recursive))
-    else:
+    if not path.exists() and not glob.has_magic(str(path)):
         raise RamatchError(f"no such file or folder: {path}")
+    hits = path.rglob("*") if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
     return sorted((p for p in hits if is_image_name(p) and p.is_file()), key=natural_key)
 
 
@@ -180,11 +175,12 @@ def _check_size(width: int, height: int, max_pixels: int | None = None) -> None:
         raise ImageTooLargeError(f"{width}x{height} has a side of more than {MAX_SIDE:,} pixels")
 
 
-def _name_of(source: Any) -> str:
+def name_of(source: Any) -> str | None:
+    """What to call this image: its path, or the name that a file object or PIL image carries."""
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source)
     inner = getattr(source, "filename", None) or getattr(source, "name", None)
-    return inner if isinstance(inner, str) and inner else f"<{type(source).__name__}>"
+    return inner if isinstance(inner, str) and inner else None
 
 
 def _upright(picture: Image.Image) -> Image.Image:

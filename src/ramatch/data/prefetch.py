@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +17,9 @@ from ..errors import RamatchError
 from .images import ImageError
 
 Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def is_single(images: Any) -> bool:
@@ -34,12 +37,19 @@ def chunks(items: Iterable, size: int) -> Iterator[list]:
         yield chunk
 
 
-def source_of(image: Any) -> str | None:
-    """What to call this image: its path, or the name a file object or PIL image carries."""
-    if isinstance(image, (str, os.PathLike)):
-        return str(image)
-    name = getattr(image, "filename", None) or getattr(image, "name", None)
-    return name if isinstance(name, str) and name else None
+def ahead(call: Callable[[Item], Result], items: Iterable[Item], count: int) -> Iterator[Result]:
+    """Results in order, while two threads work on the next `count` items; memory does not grow."""
+    waiting, futures = iter(items), deque[Future[Result]]()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        try:
+            futures.extend(pool.submit(call, item) for item in islice(waiting, count))
+            while futures:
+                result = futures.popleft().result()
+                futures.extend(pool.submit(call, item) for item in islice(waiting, 1))
+                yield result
+        finally:
+            for future in futures:
+                future.cancel()
 
 
 def prefetch(
@@ -49,7 +59,7 @@ def prefetch(
     failed: list[tuple[str, str]] | None = None,
     progress: bool = False,
 ) -> Iterator[list[Loaded]]:
-    """Batches of files in order, the next ones decoded in the background meanwhile; memory does not grow.
+    """Batches of files in order, the next ones decoded in the background meanwhile.
 
     A file that cannot be read is added to `failed` as (path, reason) and skipped; without that list it is an error.
     """
@@ -63,25 +73,12 @@ def prefetch(
                 raise
             return ImageError(str(error), name=str(path), reason=getattr(error, "reason", None))
 
-    ahead: deque[Future] = deque()
-    waiting = iter(paths)
-    bar = tqdm(total=len(paths), unit="img", disable=not progress, leave=False)
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        try:
-            ahead.extend(pool.submit(decode, path) for path in islice(waiting, 2 * batch_size))
-            while ahead:
-                batch: list[Loaded] = []
-                while ahead and len(batch) < batch_size:
-                    item = ahead.popleft().result()
-                    ahead.extend(pool.submit(decode, path) for path in islice(waiting, 1))
-                    bar.update()
-                    if not isinstance(item, ImageError):
-                        batch.append(item)
-                    elif failed is not None:
-                        failed.append((str(item.name), item.reason))
-                if batch:
-                    yield batch
-        finally:
-            for future in ahead:
-                future.cancel()
-            bar.close()
+    def readable() -> Iterator[Loaded]:
+        found = ahead(decode, paths, 2 * batch_size)
+        for item in tqdm(found, total=len(paths), unit="img", disable=not progress, leave=False):
+            if not isinstance(item, ImageError):
+                yield item
+            elif failed is not None:
+                failed.append((str(item.name), item.reason))
+
+    return chunks(readable(), batch_size)

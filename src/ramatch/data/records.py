@@ -12,13 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from ramatch.data.annotations import Annotations, Reading, Record, Row, Summary
+from ramatch.data.annotations import Annotations, Reading, Record, Request, Row, Summary, locate
 from ramatch.data.formats import coco, hub, lists, sidecars, tables, voc, webdataset
-from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
 from ramatch.data.sources import Locator
 from ramatch.errors import RamatchError
 from ramatch.files import read_lines, shown
+from ramatch.labels import tidy
 
 READERS: dict[str, ModuleType] = {  # in the order in which they are tried
     "lists": lists,
@@ -69,11 +69,11 @@ def read_annotations(
             raise RamatchError(f"{option} must be one of {', '.join(get_args(choices))}, not {value!r}")
     names = read_classes(classes) if isinstance(classes, (str, os.PathLike)) else classes
     request = _resolve(path, split, names)
-    name = _recognise(request, format)
-    reading: Reading = READERS[name].read(request)
+    reader = _reader(request, format)
+    reading: Reading = reader.read(request)
     roots = [images_root] if isinstance(images_root, (str, os.PathLike)) else list(images_root or [])
     locator = Locator([*roots, *reading.roots], prefer=f"{split or ''} {request.path.stem}")
-    summary = Summary(str(request.path), READERS[name].DESCRIPTION, split, notes=reading.notes)
+    summary = Summary(str(request.path), reader.DESCRIPTION, split, notes=reading.notes)
     if request.files:
         summary.notes.insert(0, f"{len(request.files)} file(s) match {Path(path).name}")
     for issue in reading.issues:
@@ -128,7 +128,7 @@ def _resolve(path: str | os.PathLike, split: str | None, classes: Sequence[str] 
     if len(chosen) == 1:
         request = Request(chosen[0], split, classes)
         # some other JSON file may lie in a folder of images with sidecars
-        return request if split or _format_of(request) else folder
+        return request if split or _recognised(request) else folder
     if len(chosen) > 1:
         names = ", ".join(p.stem for p in chosen[:12])
         raise RamatchError(f"{where}: several annotation files; name one with split: {names}")
@@ -153,18 +153,18 @@ def _is_split(stem: str, split: str) -> bool:
     return split.casefold() in (stem.casefold(), *words, *(w.rstrip("0123456789") for w in words))
 
 
-def _format_of(request: Request) -> str | None:
-    return next((name for name, reader in READERS.items() if reader.detect(request)), None)
+def _recognised(request: Request) -> ModuleType | None:
+    return next((reader for reader in READERS.values() if reader.detect(request)), None)
 
 
-def _recognise(request: Request, format: str | None) -> str:
+def _reader(request: Request, format: str | None) -> ModuleType:
     if format is not None and format not in READERS:
         raise RamatchError(f"unknown annotation format {format!r}; there are {', '.join(READERS)}")
-    name = format or _format_of(request)
-    if name is None:
+    reader = READERS[format] if format else _recognised(request)
+    if reader is None:
         known = "; ".join(reader.DESCRIPTION for reader in READERS.values())
         raise RamatchError(f"{request.path}: not recognised as any annotation format ({known})")
-    return name
+    return reader
 
 
 @dataclass
@@ -212,34 +212,26 @@ class _Cleaner:
                 record = _merge(earlier, record)
             records[record.key] = record
         kept = self._without_empty(list(records.values()))
-        if not kept and self.summary.count("missing image"):
-            lost = self.summary.issues["missing image"]
+        lost = self.summary.issues.get("missing image")
+        if not kept and lost:
             raise RamatchError(
                 f"{self.summary.path}: none of its {lost.count:,} images was found, for example {lost.examples[0]}; "
                 f"looked in {self.locator.describe() or 'no folder'}; say where they are with images_root"
             )
-        if not kept:
-            raise RamatchError(f"{self.summary.path}: no images in it")
-        if not self.classes:
-            raise RamatchError(f"{self.summary.path}: no labels in it; give the class names")
+        if not kept or not self.classes:
+            lacking = "labels in it; give the class names" if kept else "images in it"
+            raise RamatchError(f"{self.summary.path}: no {lacking}")
         return Annotations(tuple(self.classes), kept, self.summary)
 
     def _record(self, row: Row) -> Record | None:
         key, image = row.key.strip(), row.image
-        if not key and image is None:
-            self.summary.add_issue("empty row", "skipped", row.where)
-            return None
-        if image is None and self.missing != "keep":
-            image, found_as = self.locator.find(key)
+        if image is None and not (key and self.missing == "keep"):
+            image, key = locate(row, self.locator, self.summary)
+            if image is None and key and self.missing == "error":
+                where = f"{self.summary.path}: {row.where}"
+                raise RamatchError(f"{where}: image {row.key} not found in {self.locator.describe()}")
             if image is None:
-                if self.missing == "error":
-                    where = f"{self.summary.path}: {row.where}"
-                    raise RamatchError(f"{where}: image {key} not found in {self.locator.describe()}")
-                self.summary.add_issue("missing image", "left out", f"{row.where}: {key}")
                 return None
-            if found_as != key:
-                self.summary.add_issue("foreign root path", "repaired", f"{key} -> {found_as}")
-                key = found_as
         named = [(self._class_of(box.label), box) for box in row.boxes]
         boxes = tuple(replace(box, label=name) for name, box in named if name is not None)
         return Record(key, self._labels(row), image, boxes, row.size)
@@ -296,11 +288,6 @@ class _Cleaner:
         for record in bare:
             self.summary.add_issue("image without labels", outcome, record.key)
         return records if self.empty == "keep" else [r for r in records if r.labels]
-
-
-def tidy(label: str) -> str:
-    """Surrounding and double spaces removed."""
-    return " ".join(label.split())
 
 
 def loose(label: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -55,27 +56,20 @@ class ResumableSampler(Sampler[list[Draw]]):
                 f"sampler needs length, batch_size >= 1 and 0 <= rank < world_size; got length={length}, "
                 f"batch_size={batch_size}, rank={rank}, world_size={world_size}"
             )
-        if drop_last and length < batch_size * world_size:
+        self.length, self.seed, self.batch_size, self.drop_last = length, seed, batch_size, drop_last
+        self.rank, self.world_size, self.global_batch = rank, world_size, batch_size * world_size
+        self.epoch = self.position = 0
+        self.batches_per_epoch = len(self)
+        if not self.batches_per_epoch:
             raise RamatchError(
                 f"{length} samples do not fill one batch of {batch_size} x {world_size} process(es): "
                 "use a smaller batch or drop_last=False"
             )
-        self.length, self.seed, self.batch_size = length, seed, batch_size
-        self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
-        self.epoch = 0
-        self.position = 0
-
-    @property
-    def global_batch(self) -> int:
-        return self.batch_size * self.world_size
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return _batches(self.length, self.global_batch, self.drop_last)
 
     def __len__(self) -> int:
         """Batches left in this epoch: what iterating now gives."""
-        return _batches(self.length - self.position, self.global_batch, self.drop_last)
+        left = max(0, self.length - self.position)
+        return left // self.global_batch if self.drop_last else math.ceil(left / self.global_batch)
 
     def order(self, epoch: int) -> torch.Tensor:
         """(length,) order of the samples in `epoch`."""
@@ -83,10 +77,9 @@ class ResumableSampler(Sampler[list[Draw]]):
         return torch.randperm(self.length, generator=generator)
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        epoch, start, count = self.epoch, self.position, len(self)
-        order = self.order(epoch)
-        for k in range(count):
-            chunk = order[start + k * self.global_batch : start + (k + 1) * self.global_batch]
+        epoch, order = self.epoch, self.order(self.epoch)
+        for start in [self.position + k * self.global_batch for k in range(len(self))]:
+            chunk = order[start : start + self.global_batch]
             short = -len(chunk) % self.world_size
             if short:
                 chunk = torch.cat([chunk, order.repeat(short // self.length + 1)[:short]])
@@ -104,8 +97,11 @@ class ResumableSampler(Sampler[list[Draw]]):
         """Note that `batches` more batches have been used; passes into the next epoch at the end of one."""
         for _ in range(batches):
             self.position += self.global_batch
-            if len(self) == 0:
-                self.epoch, self.position = self.epoch + 1, 0
+            self._leave_finished_epoch()
+
+    def _leave_finished_epoch(self) -> None:
+        if len(self) == 0:
+            self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "length": self.length}
@@ -118,9 +114,4 @@ class ResumableSampler(Sampler[list[Draw]]):
                     f"{getattr(self, name)}; resume with the same data and seed, or start a new run"
                 )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        if len(self) == 0:  # another batch size may leave no full batch behind this position
-            self.epoch, self.position = self.epoch + 1, 0
-
-
-def _batches(samples: int, batch: int, drop_last: bool) -> int:
-    return max(0, samples // batch if drop_last else -(-samples // batch))
+        self._leave_finished_epoch()  # another batch size may leave no full batch behind this position

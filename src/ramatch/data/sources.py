@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -132,7 +133,7 @@ class Locator:
                 raise RamatchError(f"no such folder (or tar file) of images: {root}")
         # shards named after the split come first and the others are only indexed when something is missing
         self.tars = sorted(dict.fromkeys(self.tars), key=lambda tar: not _shares_word(tar.name, prefer))
-        self._open = 0
+        self._unread = list(self.tars)
         self._members: dict[str, tuple[str, int, int]] = {}
         self._by_name: dict[str, list[str]] | None = None
 
@@ -162,9 +163,8 @@ class Locator:
         return FileImage(*member, name) if member else None
 
     def _member(self, name: str) -> tuple[str, int, int] | None:
-        while name not in self._members and self._open < len(self.tars):
-            tar = self.tars[self._open]
-            self._open += 1
+        while name not in self._members and self._unread:
+            tar = self._unread.pop(0)
             for member, (offset, size) in tar_index(tar).items():
                 self._members.setdefault(member, (str(tar), offset, size))
         return self._members.get(name)
@@ -172,14 +172,14 @@ class Locator:
     def _by_bare_name(self, bare: str) -> tuple[ImageSource | None, str]:
         if self._by_name is None:
             self._by_name = {}
-            names = [m for m in self._members if is_image_name(m)]
-            for root in self.roots:
-                for folder, _, files in os.walk(root):
-                    inside = os.path.relpath(folder, root)
-                    names += [os.path.normpath(os.path.join(inside, f)) for f in files if is_image_name(f)]
-                    if len(names) > MAX_WALK:
-                        break
-            for name in dict.fromkeys(names):
+            on_disk = (
+                os.path.relpath(os.path.join(folder, name), root)
+                for root in self.roots
+                for folder, _, names in os.walk(root)
+                for name in names
+                if is_image_name(name)
+            )
+            for name in dict.fromkeys([*filter(is_image_name, self._members), *islice(on_disk, MAX_WALK)]):
                 self._by_name.setdefault(os.path.basename(name), []).append(name)
         hits = self._by_name.get(bare, [])
         return (self._exact(hits[0]), hits[0]) if len(hits) == 1 else (None, bare)

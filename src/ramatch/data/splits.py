@@ -15,7 +15,7 @@ from .records import Paths, list_splits, read_annotations
 
 def find_data(path: str | os.PathLike) -> Path:
     """The path itself; or, for a relative one, that name in $RAMATCH_DATA."""
-    given = Path(path).expanduser()
+    given = Path(os.path.expanduser(path))
     if not str(path):
         raise RamatchError("no data given: set data.path to an annotation file or a folder")
     if given.exists() or given.is_absolute() or any(c in str(given) for c in "*?["):
@@ -31,15 +31,12 @@ def find_data(path: str | os.PathLike) -> Path:
 
 def read_split(path: Path, split: str | None, *, classes: Any = None, images: Paths | None = None) -> Annotations:
     """Annotations of a path; the split only where the path has several."""
-    use = split if split is not None and path.exists() and _has_split(path, split) else None
-    return read_annotations(path, split=use, classes=classes, images_root=images)
-
-
-def _has_split(path: Path, split: str) -> bool:
-    known = list_splits(path)
-    if path.is_dir():  # among several files the reader knows which one is meant, or says what there is
-        return bool(known) or (path / split).is_dir() or any(path.glob(f"{split}*.tar"))
-    return split in known
+    known = list_splits(path) if split is not None and path.exists() else []
+    if split is None or path.is_file():
+        several = split in known
+    else:  # among several files the reader knows which one is meant, or says what there is
+        several = bool(known) or (path / split).is_dir() or any(path.glob(f"{split}*.tar"))
+    return read_annotations(path, split=split if several else None, classes=classes, images_root=images)
 
 
 def stable_order(keys: Sequence[str], salt: str = "") -> list[int]:

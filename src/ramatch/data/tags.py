@@ -79,6 +79,5 @@ def mine_tags(captions: Sequence[Sequence[str]], *, min_images: int = 20, max_ta
     index = {name: i for i, name in enumerate(names)}
     targets = torch.zeros(len(captions), len(names), dtype=torch.bool)
     for row, tags in enumerate(found):
-        columns = [index[t] for t in tags if t in index]
-        targets[row, columns] = True
+        targets[row, [index[t] for t in tags if t in index]] = True
     return Tags(names, targets)

@@ -147,7 +147,7 @@ def read_test(
     known, new = (read_classes(x) if isinstance(x, (str, os.PathLike)) else x for x in (seen, unseen))
     if all(x is None for x in (split, classes, known, new)) and (path / "test_gzsl.json").is_file():
         test = read_protocol(path, protocol, images_root=images_root)
-        note = f"{path}: {test.protocol.split}"
+        note = f"{path}: test_{protocol}"
         return TestSet(test.annotations, tuple(test.seen), tuple(test.unseen), protocol, note)
     annotations = read_annotations(path, split=split, classes=classes, images_root=images_root)
     if known is None and new is not None:

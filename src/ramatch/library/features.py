@@ -52,8 +52,7 @@ class Encoder:
     """uint8 pixels (B, 3, H, W) → global features (B, D) and the regions that are kept (B, K, D), of unit length."""
 
     def __init__(self, recognizer: Recognizer) -> None:
-        self.recognizer, ram = recognizer, recognizer.ram
-        names = bank_names(recognizer)
+        self.recognizer, ram, names = recognizer, recognizer.ram, bank_names(recognizer)
         self.bank = label_directions(recognizer, names)
         with torch.inference_mode():
             self.tss_labels = ram.encode_labels(ram.background or names).tss

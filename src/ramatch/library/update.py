@@ -8,11 +8,8 @@ import io
 import os
 import sqlite3
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.images import is_image_name, load_image, natural_key
+from ..data.prefetch import ahead, chunks
 from ..errors import RamatchError
 from .features import Encoder
 from .store import transaction
@@ -80,11 +78,10 @@ class Updater:
             raise RamatchError(f"no images in {folder} ({hidden} hidden folders were not looked into)")
         self.gone = {k: v[2] for k, v in self.known.items() if k not in seen and self.is_inside(k, folder)}
         work = [path for key, path in seen.items() if self.known.get(key, ())[:2] != _stamp(path)]
-        with tqdm(total=len(work), unit="img", disable=not progress, leave=False) as bar:
-            entries = _ahead(self.read, work, 2 * batch_size)
-            while batch := list(islice(entries, batch_size)):
-                self.commit(batch)
-                bar.update(len(batch))
+        entries = ahead(self.read, work, 2 * batch_size)
+        bar = tqdm(entries, total=len(work), unit="img", disable=not progress, leave=False)
+        for batch in chunks(bar, batch_size):
+            self.commit(batch)
         with transaction(self.database):
             self.database.executemany("DELETE FROM files WHERE path = ?", [(key,) for key in self.gone])
         self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log's room is given back, unless somebody reads
@@ -179,17 +176,3 @@ def _taken(content: bytes) -> float | None:
         text = exif.get_ifd(0x8769).get(0x9003) or exif[0x0132]
         return time.mktime(time.strptime(text.strip("\0 "), "%Y:%m:%d %H:%M:%S"))
     return None
-
-
-def _ahead(call: Callable[[str], Entry], paths: Iterable[str], count: int) -> Iterator[Entry]:
-    """Results in order, while two threads work on the next ones."""
-    waiting, ahead = iter(paths), deque[Future[Entry]]()
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        try:
-            ahead.extend(pool.submit(call, path) for path in islice(waiting, count))
-            while ahead:
-                yield ahead.popleft().result()
-                ahead.extend(pool.submit(call, path) for path in islice(waiting, 1))
-        finally:
-            for future in ahead:
-                future.cancel()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ramatch.ot.fused import match_scores
-from ramatch.ot.result import MatchScores, OTResult
-from ramatch.ot.solver import solve_batch
+from ramatch.ot.fused import MatchScores, match_scores
+from ramatch.ot.solver import OTResult, solve_batch
 
 __all__ = ["MatchScores", "OTResult", "match_scores", "solve_batch"]

@@ -19,7 +19,7 @@ LOG_ZERO = tl.constexpr(_loops.ZERO)
 MAX_COLUMNS = 2048  # columns one program keeps in registers
 HALF_LIMIT = 18.0  # with exp(x), |x| <= 9, float16 has full precision: eps >= 1 / 18
 WHOLE_NUMBERS = 16384  # of a K that stays in registers, 64 in each thread; with 128 the other way was faster
-LATE_COLUMNS = 128  # up to which columns are summed over threads once per iteration
+LATE_COLUMNS = 128  # up to which columns are summed over threads once per iteration (LATE)
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _iterate(
     K_ptr,  # (M, width) this program's K
     a_ptr,  # (M,)
     work_ptr,  # (2, M) row scalings: of the last iteration at iteration % 2, of the next at the other place
-    c,  # column scalings, (BLOCK_N,) like weight
+    c,  # column scalings, of as many columns as a tile has, like weight
     weight,
     done,  # iterations so far
     M,
@@ -36,11 +36,11 @@ def _iterate(
     max_iter,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Iterate on a K in memory until the row error is below `tol`: column scalings, iterations in all, error. LATE:
     columns are summed over threads once per iteration instead of once per tile, at the price of a tile of registers."""
+    BLOCK_N: tl.constexpr = c.shape[0]
     cols = tl.arange(0, BLOCK_N)
     iteration = done
     error = 0.0
@@ -79,6 +79,21 @@ def _iterate(
 
 
 @triton.jit
+def _log(x):
+    """log with log 0 = LOG_ZERO."""
+    return tl.where(x > 0, tl.log(tl.where(x > 0, x, 1.0)), LOG_ZERO)
+
+
+@triton.jit
+def _gibbs(cost_ptr, rows, cols, M, N, inv_reg):
+    """Of a tile: K, zero outside, and what was taken off its rows' costs, the smallest of each."""
+    inside = (rows < M)[:, None] & (cols < N)[None, :]
+    x = tl.load(cost_ptr + rows[:, None] * N + cols[None, :], mask=inside, other=float("inf"))
+    low = tl.where(rows < M, tl.min(x, axis=1), 0.0)
+    return tl.exp((low[:, None] - x) * inv_reg), low
+
+
+@triton.jit
 def _sinkhorn_kernel(
     K_ptr,  # (B, M, N) float16 or float32, N padded with zeros to a multiple of 16
     a_ptr,  # (B, M)
@@ -105,9 +120,7 @@ def _sinkhorn_kernel(
     in_n = cols < N
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
-    c, iteration, error = _iterate(
-        K_ptr, a_ptr, work_ptr, c, weight, 0, M, N, tol, max_iter, False, BLOCK_M, BLOCK_N, STAGES
-    )
+    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, 0, M, N, tol, max_iter, False, BLOCK_M, STAGES)
     tl.store(c_ptr + pid * N + cols, c, mask=in_n)
     final = work_ptr + (iteration % 2) * M
     for start in range(0, M, BLOCK_M):
@@ -118,14 +131,12 @@ def _sinkhorn_kernel(
 
 
 @triton.jit
-def _solve_kernel(
+def _registers_kernel(
     cost_ptr,  # (B, M, N)
     reg_ptr,  # (B,)
     a_ptr,  # (B, M)
     b_ptr,  # (B, N)
     c_ptr,  # (B, N) first column scalings
-    K_ptr,  # (B, M, width) room for K with rows that start at aligned places; not used if WHOLE
-    work_ptr,  # (B, 3, M) room for row scalings of this and the last iteration and for the rows' shifts; likewise
     plan_ptr,  # (B, M, N) out
     u_ptr,  # (B, M) out: log-scalings
     v_ptr,  # (B, N) out
@@ -133,85 +144,99 @@ def _solve_kernel(
     error_ptr,  # (B,) out
     M,
     N,
+    tol,
+    max_iter,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One problem, from its costs to its plan; K stays in registers."""
+    pid = tl.program_id(0).to(tl.int64)
+    rows, cols = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    in_m, in_n = rows < M, cols < N
+    inv_reg = 1.0 / tl.load(reg_ptr + pid)
+    k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg)
+    a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
+    weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
+    c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
+    sums = tl.sum(k * c[None, :], axis=1)
+    r = a
+    error = 0.0
+    iteration = 0
+    running = 1
+    while running == 1:
+        r = a / tl.maximum(sums, TINY)
+        c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), TINY)
+        sums = tl.sum(k * c[None, :], axis=1)
+        error = tl.sum(tl.abs(r * sums - a), axis=0)
+        iteration += 1
+        running = tl.where((error < tol) | (iteration == max_iter), 0, 1)
+    plan_ptr += pid * M * N + rows[:, None] * N + cols[None, :]
+    tl.store(plan_ptr, k * r[:, None] * c[None, :], mask=in_m[:, None] & in_n[None, :])
+    tl.store(u_ptr + pid * M + rows, _log(r) + low * inv_reg, mask=in_m)
+    tl.store(v_ptr + pid * N + cols, _log(c), mask=in_n)
+    tl.store(n_iter_ptr + pid, iteration)
+    tl.store(error_ptr + pid, error)
+
+
+@triton.jit
+def _memory_kernel(
+    cost_ptr,  # arguments as those of _registers_kernel, and room for
+    reg_ptr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    K_ptr,  # (B, M, width) K, with rows that start at aligned places
+    work_ptr,  # (B, 3, M) row scalings of this and the last iteration, and the rows' shifts
+    plan_ptr,
+    u_ptr,
+    v_ptr,
+    n_iter_ptr,
+    error_ptr,
+    M,
+    N,
     width,
     tol,
     max_iter,
-    WHOLE: tl.constexpr,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One problem, from its costs to its plan. WHOLE: K stays in registers; else it is written once and read in every
-    iteration."""
+    """One problem, from its costs to its plan; K is written once and read in every iteration."""
     pid = tl.program_id(0).to(tl.int64)
-    cost_ptr += pid * M * N
-    plan_ptr += pid * M * N
     K_ptr += pid * M * width
     work_ptr += pid * 3 * M
     a_ptr += pid * M
-    u_ptr += pid * M
     inv_reg = 1.0 / tl.load(reg_ptr + pid)
     cols = tl.arange(0, BLOCK_N)
     in_n = cols < N
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
-    error = 0.0
-    if WHOLE:
-        rows = tl.arange(0, BLOCK_M)
+    column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for start in range(0, M, BLOCK_M):  # the first iteration makes K
+        rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
-        here = in_m[:, None] & in_n[None, :]
-        x = tl.load(cost_ptr + rows[:, None] * N + cols[None, :], mask=here, other=float("inf"))
-        low = tl.where(in_m, tl.min(x, axis=1), 0.0)
-        k = tl.exp((low[:, None] - x) * inv_reg)  # zero outside
-        a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
-        sums = tl.sum(k * c[None, :], axis=1)
-        r = a
-        iteration = 0
-        running = 1
-        while running == 1:
-            r = a / tl.maximum(sums, TINY)
-            c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), TINY)
-            sums = tl.sum(k * c[None, :], axis=1)
-            error = tl.sum(tl.abs(r * sums - a), axis=0)
-            iteration += 1
-            running = tl.where((error < tol) | (iteration == max_iter), 0, 1)
-        tl.store(plan_ptr + rows[:, None] * N + cols[None, :], k * r[:, None] * c[None, :], mask=here)
-        u = tl.where(r > 0, tl.log(tl.where(r > 0, r, 1.0)), LOG_ZERO) + low * inv_reg
-        tl.store(u_ptr + rows, u, mask=in_m)
-        tl.store(n_iter_ptr + pid, iteration)
-    else:
-        column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
-        for start in range(0, M, BLOCK_M):  # the first iteration makes K
-            rows = start + tl.arange(0, BLOCK_M)
-            in_m = rows < M
-            here = in_m[:, None] & in_n[None, :]
-            x = tl.load(cost_ptr + rows[:, None] * N + cols[None, :], mask=here, other=float("inf"))
-            low = tl.where(in_m, tl.min(x, axis=1), 0.0)
-            k = tl.exp((low[:, None] - x) * inv_reg)
-            tl.store(K_ptr + rows[:, None] * width + cols[None, :], k, mask=in_m[:, None] & (cols < width)[None, :])
-            r = tl.load(a_ptr + rows, mask=in_m, other=0.0) / tl.maximum(tl.sum(k * c[None, :], axis=1), TINY)
-            tl.store(work_ptr + M + rows, r, mask=in_m)
-            tl.store(work_ptr + 2 * M + rows, low * inv_reg, mask=in_m)
-            column_sums += tl.sum(k * r[:, None], axis=0)
-        c = weight / tl.maximum(column_sums, TINY)
-        tl.debug_barrier()  # what one thread wrote others of this program read
-        c, iteration, error = _iterate(
-            K_ptr, a_ptr, work_ptr, c, weight, 1, M, width, tol, max_iter, LATE, BLOCK_M, BLOCK_N, STAGES
-        )
-        final = work_ptr + (iteration % 2) * M
-        for start in range(0, M, BLOCK_M):
-            rows = start + tl.arange(0, BLOCK_M)
-            in_m = rows < M
-            here = in_m[:, None] & in_n[None, :]
-            k = tl.load(K_ptr + rows[:, None] * width + cols[None, :], mask=here, other=0.0)
-            r = tl.load(final + rows, mask=in_m, other=0.0)
-            tl.store(plan_ptr + rows[:, None] * N + cols[None, :], k * r[:, None] * c[None, :], mask=here)
-            u = tl.where(r > 0, tl.log(tl.where(r > 0, r, 1.0)), LOG_ZERO)
-            tl.store(u_ptr + rows, u + tl.load(work_ptr + 2 * M + rows, mask=in_m, other=0.0), mask=in_m)
-        tl.store(n_iter_ptr + pid, iteration)
-    v = tl.where(c > 0, tl.log(tl.where(c > 0, c, 1.0)), LOG_ZERO)
-    tl.store(v_ptr + pid * N + cols, v, mask=in_n)
+        k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg)
+        tl.store(K_ptr + rows[:, None] * width + cols[None, :], k, mask=in_m[:, None] & (cols < width)[None, :])
+        r = tl.load(a_ptr + rows, mask=in_m, other=0.0) / tl.maximum(tl.sum(k * c[None, :], axis=1), TINY)
+        tl.store(work_ptr + M + rows, r, mask=in_m)
+        tl.store(work_ptr + 2 * M + rows, low * inv_reg, mask=in_m)
+        column_sums += tl.sum(k * r[:, None], axis=0)
+    c = weight / tl.maximum(column_sums, TINY)
+    tl.debug_barrier()  # what one thread wrote others of this program read
+    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, 1, M, width, tol, max_iter, LATE, BLOCK_M, STAGES)
+    for start in range(0, M, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M)
+        in_m = rows < M
+        inside = in_m[:, None] & in_n[None, :]
+        k = tl.load(K_ptr + rows[:, None] * width + cols[None, :], mask=inside, other=0.0)
+        r = tl.load(work_ptr + (iteration % 2) * M + rows, mask=in_m, other=0.0)
+        plan = plan_ptr + pid * M * N + rows[:, None] * N + cols[None, :]
+        tl.store(plan, k * r[:, None] * c[None, :], mask=inside)
+        shift = tl.load(work_ptr + 2 * M + rows, mask=in_m, other=0.0)
+        tl.store(u_ptr + pid * M + rows, _log(r) + shift, mask=in_m)
+    tl.store(v_ptr + pid * N + cols, _log(c), mask=in_n)
+    tl.store(n_iter_ptr + pid, iteration)
     tl.store(error_ptr + pid, error)
 
 
@@ -248,6 +273,16 @@ def sinkhorn(
     return r, c, n_iter, error
 
 
+def default_way(rows: int, columns: int) -> dict[str, int]:
+    """How `solve` runs: the tile of `_registers_kernel` where K fits into registers, else that of `_memory_kernel`."""
+    block_m, block_n = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(columns))
+    if block_m * block_n <= WHOLE_NUMBERS:
+        return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": max(4, block_m * block_n // 2048)}
+    if block_n <= LATE_COLUMNS:
+        return {"LATE": True, "BLOCK_M": min(64, block_m), "BLOCK_N": block_n, "STAGES": 1, "num_warps": 16}
+    return {"LATE": False, **default_tile(rows, padded(columns))}
+
+
 def solve(
     cost: Tensor,
     reg: Tensor,
@@ -257,32 +292,21 @@ def solve(
     *,
     max_iter: int,
     tol: float,
-    whole: bool | None = None,
-    late: bool | None = None,
-    tile: dict[str, int] | None = None,
+    way: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Plan (B, M, N), log-scalings u (B, M) and v (B, N), n_iter (B,), error (B,) of costs (B, M, N) with N <= 2048.
 
     All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). A negative
-    `tol` runs exactly `max_iter` iterations. `whole`: keep K in registers, by default where it fits; `late`: see
-    `_iterate`, by default for few columns.
+    `tol` runs exactly `max_iter` iterations. `way`: see `default_way`.
     """
     batch, rows, columns = cost.shape
-    block_m, block_n = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(columns))
-    if whole is None:
-        whole = block_m * block_n <= WHOLE_NUMBERS
-    if late is None:
-        late = block_n <= LATE_COLUMNS
-    width = padded(columns)
+    way, width = way or default_way(rows, columns), padded(columns)
     plan, u, v, error = torch.empty_like(cost), torch.empty_like(a), torch.empty_like(b), a.new_empty(batch)
     n_iter = torch.empty(batch, dtype=torch.int64, device=cost.device)
-    K, work = (plan, u) if whole else (cost.new_empty(batch, rows, width), a.new_empty(batch, 3, rows))
-    if tile is None and whole:
-        tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": 1, "num_warps": max(4, block_m * block_n // 2048)}
-    elif tile is None and late and block_n <= LATE_COLUMNS:
-        tile = {"BLOCK_M": min(64, block_m), "BLOCK_N": block_n, "STAGES": 1, "num_warps": 16}
-    if batch:
-        tensors = (cost, reg, a, b, c, K, work, plan, u, v, n_iter, error)
-        numbers = (rows, columns, width, tol, max_iter)
-        _solve_kernel[(batch,)](*tensors, *numbers, WHOLE=whole, LATE=late, **(tile or default_tile(rows, width)))
-    return plan, u, v, n_iter, error
+    given, out = (cost, reg, a, b, c), (plan, u, v, n_iter, error)
+    if batch and "LATE" in way:
+        room = (cost.new_empty(batch, rows, width), a.new_empty(batch, 3, rows))
+        _memory_kernel[(batch,)](*given, *room, *out, rows, columns, width, tol, max_iter, **way)
+    elif batch:
+        _registers_kernel[(batch,)](*given, *out, rows, columns, tol, max_iter, **way)
+    return out

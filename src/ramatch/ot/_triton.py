@@ -1,6 +1,9 @@
 """Triton kernels: scores from similarities without a plan. (The iterations themselves: `_sinkhorn_triton.py`.)
 
-Shapes: sim (B, M, N), contiguous, any float type; everything else float32 unless said otherwise.
+Shapes: sim (B, M, N), contiguous, any float type. Everything else is float32 unless said otherwise: of rows (B, M) lse
+(log-sum-exp of sim * scale), top (largest sim), a (weights), r (scalings), next (r of the next iteration) and gap (what
+a row sum of the plan lacks); of columns (B, N) c (scalings), scores and peak; K (B, M, width), zero in the padding;
+scale is one number in memory.
 In these kernels K = exp((p - 1) / eps) with p = softmax over labels of sim * scale, rebuilt from `sim` and the
 rows' log-sum-exp `lse` wherever one read of `sim` is all that is needed.
 """
@@ -32,45 +35,54 @@ def _gibbs(x, lse, scale, inv_eps):
 
 
 @triton.jit
-def _column_pass(
-    sim_ptr, lse_ptr, r_ptr, cols, in_n, M, N, scale, inv_eps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+def _update_columns(
+    sim_ptr, lse_ptr, r_ptr, c_ptr, scores_ptr, image, cols, M, N, scale, inv_eps, BLOCK_M: tl.constexpr
 ):
-    """Of one image's columns: mass sum_k K r, and what it moves, sum_k K r sim."""
-    mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    moved = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    """Write an image's column scalings, with which each column sums to 1 / N, and scores, N * sum_k plan sim."""
+    in_n = cols < N
+    mass = tl.zeros((cols.shape[0],), dtype=tl.float32)
+    moved = tl.zeros((cols.shape[0],), dtype=tl.float32)
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
-        x = _load(sim_ptr, rows, cols, in_m, in_n, N, 0.0)
-        lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
-        r = tl.load(r_ptr + rows, mask=in_m, other=0.0)
+        x = _load(sim_ptr + image * M * N, rows, cols, in_m, in_n, N, 0.0)
+        lse = tl.load(lse_ptr + image * M + rows, mask=in_m, other=0.0)
+        r = tl.load(r_ptr + image * M + rows, mask=in_m, other=0.0)
         k = _gibbs(x, lse, scale, inv_eps) * r[:, None]
         mass += tl.sum(k, axis=0)
         moved += tl.sum(k * x, axis=0)
-    return mass, moved
+    c = (1.0 / N) / tl.maximum(mass, TINY)
+    tl.store(c_ptr + image * N + cols, c, mask=in_n)
+    tl.store(scores_ptr + image * N + cols, moved * c * N, mask=in_n)
 
 
 @triton.jit
-def _row_pass(sim_ptr, lse_ptr, c_ptr, rows, in_m, N, scale, inv_eps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Of one image's rows: sum_i K c."""
-    lse = tl.load(lse_ptr + rows, mask=in_m, other=0.0)
-    sums = tl.zeros((BLOCK_M,), dtype=tl.float32)
+def _test_rows(
+    sim_ptr, lse_ptr, a_ptr, r_ptr, c_ptr, next_ptr, image, rows, M, N, scale, inv_eps, BLOCK_N: tl.constexpr
+):
+    """How far sums of an image's rows of the plan are from a; writes their next scalings."""
+    in_m = rows < M
+    lse = tl.load(lse_ptr + image * M + rows, mask=in_m, other=0.0)
+    sums = tl.zeros((rows.shape[0],), dtype=tl.float32)
     for first in range(0, N, BLOCK_N):
         cols = first + tl.arange(0, BLOCK_N)
         in_n = cols < N
-        x = _load(sim_ptr, rows, cols, in_m, in_n, N, 0.0)
-        c = tl.load(c_ptr + cols, mask=in_n, other=0.0)
+        x = _load(sim_ptr + image * M * N, rows, cols, in_m, in_n, N, 0.0)
+        c = tl.load(c_ptr + image * N + cols, mask=in_n, other=0.0)
         sums += tl.sum(_gibbs(x, lse, scale, inv_eps) * c[None, :], axis=1)
-    return sums
+    a = tl.load(a_ptr + image * M + rows, mask=in_m, other=0.0)
+    r = tl.load(r_ptr + image * M + rows, mask=in_m, other=0.0)
+    tl.store(next_ptr + image * M + rows, a / tl.maximum(sums, TINY), mask=in_m)
+    return tl.abs(r * sums - a)
 
 
 @triton.jit
 def _rows_kernel(
     sim_ptr,
-    scale_ptr,  # one float32
-    lse_ptr,  # (B * M,) out: log-sum-exp of sim * scale
-    top_ptr,  # (B * M,) out: largest sim
-    K_ptr,  # (B * M, width) out, if WRITE_K: K times exp(shift), zero in the padding
+    scale_ptr,
+    lse_ptr,
+    top_ptr,
+    K_ptr,  # if WRITE_K: K times exp(shift)
     count,  # B * M
     N,
     width,
@@ -99,41 +111,21 @@ def _rows_kernel(
     if WRITE_K:
         for start in range(0, width, BLOCK_N):
             cols = start + tl.arange(0, BLOCK_N)
-            mask = in_m[:, None] & (cols < N)[None, :]
-            x = tl.load(sim_ptr + rows[:, None] * N + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+            x = _load(sim_ptr, rows, cols, in_m, cols < N, N, 0.0)
             p = tl.exp(x * scale - lse[:, None])
-            k = tl.where(mask, tl.exp((p - 1.0) * inv_eps + shift), 0.0)
+            k = tl.where((cols < N)[None, :], tl.exp((p - 1.0) * inv_eps + shift), 0.0)
             mask = in_m[:, None] & (cols < width)[None, :]
             tl.store(K_ptr + rows[:, None] * width + cols[None, :], k.to(K_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _columns_kernel(
-    sim_ptr,
-    scale_ptr,
-    lse_ptr,
-    r_ptr,  # (B, M)
-    c_ptr,  # (B, N) out: column scalings, so that columns sum to 1 / N
-    scores_ptr,  # (B, N) out: gain * sum_k plan[k, i] sim[k, i]
-    M,
-    N,
-    inv_eps,
-    weight,  # 1 / N
-    gain,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    sim_ptr, scale_ptr, lse_ptr, r_ptr, c_ptr, scores_ptr, M, N, inv_eps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    pid = tl.program_id(0).to(tl.int64)
+    image = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_n = cols < N
-    sim_ptr += pid * M * N
-    lse_ptr += pid * M
-    r_ptr += pid * M
     scale = tl.load(scale_ptr)
-    mass, moved = _column_pass(sim_ptr, lse_ptr, r_ptr, cols, in_n, M, N, scale, inv_eps, BLOCK_M, BLOCK_N)
-    c = weight / tl.maximum(mass, TINY)
-    tl.store(c_ptr + pid * N + cols, c, mask=in_n)
-    tl.store(scores_ptr + pid * N + cols, moved * c * gain, mask=in_n)
+    _update_columns(sim_ptr, lse_ptr, r_ptr, c_ptr, scores_ptr, image, cols, M, N, scale, inv_eps, BLOCK_M)
 
 
 @triton.jit
@@ -155,19 +147,8 @@ def _peaks_kernel(sim_ptr, scale_ptr, lse_ptr, peak_ptr, M, N, BLOCK_M: tl.const
 
 
 @triton.jit
-def _gather_kernel(
-    sim_ptr,  # (B, M, N)
-    scale_ptr,
-    lse_ptr,  # (B * M,)
-    kept_ptr,  # (B, kept) int64, columns that stay
-    K_ptr,  # (B * M, width) out: K of those, then of the mean of the others; zero in the padding
-    M,
-    N,
-    kept,
-    width,
-    inv_eps,
-    BLOCK: tl.constexpr,
-):
+def _gather_kernel(sim_ptr, scale_ptr, lse_ptr, kept_ptr, K_ptr, M, N, kept, width, inv_eps, BLOCK: tl.constexpr):
+    """K of the columns `kept` (B, kept) int64, then of the mean of the others."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     here = cols < kept
@@ -187,29 +168,22 @@ def _test_kernel(
     sim_ptr,
     scale_ptr,
     lse_ptr,
-    a_ptr,  # (B, M)
-    r_ptr,  # (B, M)
-    c_ptr,  # (B, N)
-    next_ptr,  # (B, M) out: the next row scalings
-    gap_ptr,  # (B, M) out: distance of each row sum of the whole plan from a
+    a_ptr,
+    r_ptr,
+    c_ptr,
+    next_ptr,
+    gap_ptr,
     M,
     N,
     inv_eps,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    pid = tl.program_id(0).to(tl.int64)
+    image = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    in_m = rows < M
     scale = tl.load(scale_ptr)
-    sim_ptr += pid * M * N
-    lse_ptr += pid * M
-    c_ptr += pid * N
-    sums = _row_pass(sim_ptr, lse_ptr, c_ptr, rows, in_m, N, scale, inv_eps, BLOCK_M, BLOCK_N)
-    a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
-    r = tl.load(r_ptr + pid * M + rows, mask=in_m, other=0.0)
-    tl.store(gap_ptr + pid * M + rows, tl.abs(r * sums - a), mask=in_m)
-    tl.store(next_ptr + pid * M + rows, a / tl.maximum(sums, TINY), mask=in_m)
+    gap = _test_rows(sim_ptr, lse_ptr, a_ptr, r_ptr, c_ptr, next_ptr, image, rows, M, N, scale, inv_eps, BLOCK_N)
+    tl.store(gap_ptr + image * M + rows, gap, mask=rows < M)
 
 
 @triton.jit
@@ -218,18 +192,16 @@ def _polish_kernel(
     scale_ptr,
     lse_ptr,
     a_ptr,
-    r_ptr,  # (B, M) in and out
-    c_ptr,  # (B, N) in and out
-    next_ptr,  # (B, M) in: the next row scalings, from the test
-    gap_ptr,  # (B, M) in: what the test found
-    scores_ptr,  # (B, N) rewritten where an iteration was needed
+    r_ptr,  # in and out, like c
+    c_ptr,
+    next_ptr,  # in, from the test, like gap
+    gap_ptr,
+    scores_ptr,  # rewritten where an iteration was needed
     n_iter_ptr,  # (B,) int64, iterations so far, in and out
     error_ptr,  # (B,) out: row-marginal error of the whole plan
     M,
     N,
     inv_eps,
-    weight,
-    gain,
     tol,
     max_iter,
     ALL_M: tl.constexpr,
@@ -237,46 +209,32 @@ def _polish_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """Where the test of the whole plan's row marginal missed `tol`, iterate over all columns."""
-    pid = tl.program_id(0).to(tl.int64)
-    sim_ptr += pid * M * N
-    lse_ptr += pid * M
-    a_ptr += pid * M
-    r_ptr += pid * M
-    next_ptr += pid * M
-    c_ptr += pid * N
+    image = tl.program_id(0).to(tl.int64)
     scale = tl.load(scale_ptr)
     every = tl.arange(0, ALL_M)
-    error = tl.sum(tl.load(gap_ptr + pid * M + every, mask=every < M, other=0.0), axis=0)
-    iteration = tl.load(n_iter_ptr + pid).to(tl.int32)
+    error = tl.sum(tl.load(gap_ptr + image * M + every, mask=every < M, other=0.0), axis=0)
+    iteration = tl.load(n_iter_ptr + image).to(tl.int32)
     running = tl.where((error < tol) | (iteration >= max_iter), 0, 1)
     while running == 1:
-        for start in range(0, M, BLOCK_M):
-            rows = start + tl.arange(0, BLOCK_M)
-            in_m = rows < M
-            tl.store(r_ptr + rows, tl.load(next_ptr + rows, mask=in_m, other=0.0), mask=in_m)
+        r = tl.load(next_ptr + image * M + every, mask=every < M, other=0.0)
+        tl.store(r_ptr + image * M + every, r, mask=every < M)
         tl.debug_barrier()
-        for first in range(0, N, BLOCK_N):
-            cols = first + tl.arange(0, BLOCK_N)
-            in_n = cols < N
-            mass, moved = _column_pass(sim_ptr, lse_ptr, r_ptr, cols, in_n, M, N, scale, inv_eps, BLOCK_M, BLOCK_N)
-            c = weight / tl.maximum(mass, TINY)
-            tl.store(c_ptr + cols, c, mask=in_n)
-            tl.store(scores_ptr + pid * N + cols, moved * c * gain, mask=in_n)
+        for start in range(0, N, BLOCK_N):
+            cols = start + tl.arange(0, BLOCK_N)
+            _update_columns(sim_ptr, lse_ptr, r_ptr, c_ptr, scores_ptr, image, cols, M, N, scale, inv_eps, BLOCK_M)
         iteration += 1
         tl.debug_barrier()
-        errors = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        gap = tl.zeros((BLOCK_M,), dtype=tl.float32)
         for start in range(0, M, BLOCK_M):
             rows = start + tl.arange(0, BLOCK_M)
-            in_m = rows < M
-            sums = _row_pass(sim_ptr, lse_ptr, c_ptr, rows, in_m, N, scale, inv_eps, BLOCK_M, BLOCK_N)
-            a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
-            errors += tl.abs(tl.load(r_ptr + rows, mask=in_m, other=0.0) * sums - a)
-            tl.store(next_ptr + rows, a / tl.maximum(sums, TINY), mask=in_m)
-        error = tl.sum(errors, axis=0)
+            gap += _test_rows(
+                sim_ptr, lse_ptr, a_ptr, r_ptr, c_ptr, next_ptr, image, rows, M, N, scale, inv_eps, BLOCK_N
+            )
+        error = tl.sum(gap, axis=0)
         running = tl.where((error < tol) | (iteration >= max_iter), 0, 1)
         tl.debug_barrier()
-    tl.store(n_iter_ptr + pid, iteration)
-    tl.store(error_ptr + pid, error)
+    tl.store(n_iter_ptr + image, iteration)
+    tl.store(error_ptr + image, error)
 
 
 @dataclass(frozen=True)
@@ -308,14 +266,13 @@ def _column_grid(batch: int, labels: int) -> tuple[tuple[int, int], dict[str, in
     return (batch, triton.cdiv(labels, block_n)), {"BLOCK_M": 32, "BLOCK_N": block_n}
 
 
-def column_scores(g: Rows, r: Tensor, gain: float) -> tuple[Tensor, Tensor]:
+def column_scores(g: Rows, r: Tensor) -> tuple[Tensor, Tensor]:
     """Scores (B, N) and column scalings (B, N) for given row scalings; one read of sim."""
     batch, regions, labels = g.sim.shape
     c = torch.empty(batch, labels, device=g.sim.device)
     scores = torch.empty_like(c)
     grid, blocks = _column_grid(batch, labels)
-    numbers = (regions, labels, 1.0 / g.eps, 1.0 / labels, gain)
-    _columns_kernel[grid](g.sim, g.scale, g.lse, r, c, scores, *numbers, **blocks)
+    _columns_kernel[grid](g.sim, g.scale, g.lse, r, c, scores, regions, labels, 1.0 / g.eps, **blocks)
     return scores, c
 
 
@@ -343,9 +300,7 @@ def gather(g: Rows, kept: Tensor) -> Tensor:
     return K
 
 
-def polish(
-    g: Rows, a: Tensor, state: tuple[Tensor, Tensor, Tensor, Tensor], *, gain: float, tol: float, max_iter: int
-) -> Tensor:
+def polish(g: Rows, a: Tensor, state: tuple[Tensor, Tensor, Tensor, Tensor], *, tol: float, max_iter: int) -> Tensor:
     """Error (B,) of the whole plan; iterates `state` = (r, c, scores, n_iter) in place where it is not below `tol`.
 
     The test is a kernel of its own, over all the chip: usually nothing is left to iterate."""
@@ -356,7 +311,7 @@ def polish(
     shared = (g.sim, g.scale, g.lse, a, r, c, work, gap)
     test = _test_kernel[(batch, triton.cdiv(regions, rows))]
     test(*shared, regions, labels, 1.0 / g.eps, BLOCK_M=rows, BLOCK_N=512)
-    numbers = (regions, labels, 1.0 / g.eps, 1.0 / labels, gain, tol, max_iter)
+    numbers = (regions, labels, 1.0 / g.eps, tol, max_iter)
     blocks = {"ALL_M": triton.next_power_of_2(regions), "BLOCK_M": 16, "BLOCK_N": 256, "num_warps": 8}
     _polish_kernel[(batch,)](*shared, scores, n_iter, error, *numbers, **blocks)
     return error

@@ -2,7 +2,8 @@
 
 sim (B, M, N) cosines of regions and labels; p = softmax over labels of sim * logit_scale; cost = 1 - p
 (Eq. 7); u = softmax over regions of max_labels sim / tau_u (LPD, Eq. 8); v = 1/N; plan = Sinkhorn
-(Eq. 12 without a teacher); s_i = sum_k plan[k,i] sim[k,i] (Eq. 14).
+(Eq. 12 without a teacher); s_i = sum_k plan[k,i] sim[k,i] (Eq. 14), times N, so that scores do not shrink with the
+vocabulary.
 
 Beyond `DENSE_LABELS` labels almost every p is nearly zero, so almost every column of K = exp((p - 1) / eps) is the
 same. The few labels that some region cares about keep their columns, all others share one (cost: their mean, which
@@ -21,8 +22,7 @@ from torch import Tensor
 
 from ramatch.errors import RamatchError
 from ramatch.ot._loops import CPU_BLOCK_BYTES, TINY, column_sums, has_kernels, row_sums
-from ramatch.ot.result import MatchScores, OTResult
-from ramatch.ot.solver import EXP_LIMIT, solve_batch
+from ramatch.ot.solver import EXP_LIMIT, OTResult, solve_batch
 
 BACKENDS = ("auto", "torch", "triton")
 DENSE_LABELS = 2048  # up to here every label keeps its own column
@@ -37,20 +37,27 @@ class _Settings:
     eps: float
     max_iter: int
     tol: float
-    scale_plan: bool
 
     @property
     def whole_tol(self) -> float:
         return max(self.tol, WHOLE_TOL)
-
-    def gain(self, columns: int) -> float:
-        return float(columns) if self.scale_plan else 1.0
 
     def marginal(self, top: Tensor) -> Tensor:
         """Region weights (B, M) from each region's largest similarity (Eq. 8)."""
         if self.tau_u is None:
             return torch.full_like(top, 1.0 / top.shape[1])
         return torch.softmax(top / self.tau_u, dim=1)
+
+
+@dataclass(frozen=True)
+class MatchScores:
+    """Region scores of B images."""
+
+    scores: Tensor  # (B, N) float32, N times the sum over regions of plan * sim
+    marginal: Tensor  # (B, M) region weights u
+    n_iter: Tensor  # (B,) int64 Sinkhorn iterations
+    error: Tensor  # (B,) L1 distance between the plan's row sums and `marginal`
+    converged: Tensor  # (B,) bool, error below the tolerance
 
 
 def match_scores(
@@ -63,7 +70,6 @@ def match_scores(
     eps: float = 0.1,
     max_iter: int = 100,
     tol: float = 3e-6,
-    scale_plan: bool = True,
     workspace_mb: int = 1024,
     backend: str = "auto",
 ) -> MatchScores:
@@ -79,7 +85,6 @@ def match_scores(
         max_iter, tol: Sinkhorn stops an image at this L1 row-marginal error or after so many iterations. A column holds
             1/N of the mass, so large vocabularies want a small `tol` (no finer than 1e-5 where labels are merged):
             with the default, scores of 1,000 labels are within a few 1e-4 of the limit.
-        scale_plan: multiply the plan by N, so that scores do not shrink with the vocabulary.
         workspace_mb: images are taken in groups such that similarities and temporaries stay below this.
         backend: "triton" (a GPU, or TRITON_INTERPRET=1; never synchronizes with the host), "torch" (anywhere), or
             "auto" (triton on a GPU that has it).
@@ -103,7 +108,7 @@ def match_scores(
             scale = logit_scale.detach().to(device=device, dtype=torch.float32).reshape(1)
         else:
             scale = torch.full((1,), float(logit_scale), device=device)
-        settings = _Settings(scale, tau_u, eps, max_iter, tol, scale_plan)
+        settings = _Settings(scale, tau_u, eps, max_iter, tol)
         parts = [run(block, settings) for block in given.blocks(workspace_mb, triton)]
         scores, marginal, n_iter, error = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     return MatchScores(scores, marginal, n_iter, error, error < (settings.whole_tol if merge else tol))
@@ -169,7 +174,7 @@ def _torch_dense(sim: Tensor, settings: _Settings) -> _Part:
     sim = sim.float()
     marginal = settings.marginal(sim.amax(2))
     res = _solve(torch.softmax(sim * settings.scale, dim=2), marginal, None, settings)
-    return (res.plan * sim).sum(1) * settings.gain(sim.shape[2]), marginal, res.n_iter, res.error
+    return (res.plan * sim).sum(1) * sim.shape[2], marginal, res.n_iter, res.error
 
 
 def _merged_weights(like: Tensor, width: int, columns: int) -> Tensor:
@@ -190,7 +195,7 @@ def _torch_merged(sim: Tensor, settings: _Settings) -> _Part:
     rest = (1 - small.sum(2, keepdim=True)).clamp_min_(0) / (columns - KEPT_COLUMNS)
     weights = _merged_weights(marginal, KEPT_COLUMNS + 1, columns)
     res = _solve(torch.cat([small, rest], dim=2), marginal, weights, settings)
-    u = res.potential_a
+    u = res.potentials[0]
     r = (u - u.amax(1, keepdim=True)).exp()  # the common factor goes into the columns
     K = p.sub_(1).div_(settings.eps).exp_()
     tiny, n_iter = TINY[K.dtype], res.n_iter.clone()
@@ -203,7 +208,7 @@ def _torch_merged(sim: Tensor, settings: _Settings) -> _Part:
             break
         r = torch.where(again.unsqueeze(1), marginal / sums, r)
         n_iter += again
-    return column_sums(K.mul_(sim), r) * c * settings.gain(columns), marginal, n_iter, error
+    return column_sums(K.mul_(sim), r) * c * columns, marginal, n_iter, error
 
 
 def _triton_dense(sim: Tensor, settings: _Settings) -> _Part:
@@ -220,7 +225,7 @@ def _triton_dense(sim: Tensor, settings: _Settings) -> _Part:
     b = torch.zeros(batch, width, device=sim.device)
     b[:, :columns] = 1 / columns
     r, _, n_iter, error = sinkhorn(K, marginal, b, torch.ones_like(b), max_iter=settings.max_iter, tol=settings.tol)
-    scores, _ = column_scores(rows, r, settings.gain(columns))
+    scores, _ = column_scores(rows, r)
     return scores, marginal, n_iter, error
 
 
@@ -235,7 +240,6 @@ def _triton_merged(sim: Tensor, settings: _Settings) -> _Part:
     K = gather(rows, peaks(rows).topk(KEPT_COLUMNS, dim=1, sorted=False).indices)
     b = _merged_weights(marginal, K.shape[2], columns)
     r, _, n_iter, _ = sinkhorn(K, marginal, b, torch.ones_like(b), max_iter=limit, tol=settings.tol)
-    gain = settings.gain(columns)
-    scores, c = column_scores(rows, r, gain)
-    error = polish(rows, marginal, (r, c, scores, n_iter), gain=gain, tol=settings.whole_tol, max_iter=limit)
+    scores, c = column_scores(rows, r)
+    error = polish(rows, marginal, (r, c, scores, n_iter), tol=settings.whole_tol, max_iter=limit)
     return scores, marginal, n_iter, error

@@ -8,19 +8,48 @@ measured on its rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ramatch.config import STOPS
 from ramatch.errors import RamatchError
 from ramatch.ot._loops import Control, Problem, Solution, solve_exp, solve_log, solve_scaling
-from ramatch.ot.result import OTResult
 
 METHODS = {"auto": "auto", "exp": "exp", "log": "log", "sinkhorn": "exp", "log_sinkhorn": "log"}
 
 # Largest (cost range of a row) / reg for which the exp domain keeps full accuracy: scalings reach exp(+-limit)
 # and their products must stay inside the floating-point range with room for the weights.
 EXP_LIMIT = {torch.float32: 50.0, torch.float64: 400.0}
+
+
+@dataclass(frozen=True)
+class OTResult:
+    """Solution of B entropic transport problems (the leading axis is absent if the cost had none).
+
+    `potentials` follow POT (`ot.solve`, `ot.solve_batch`): logarithms of the scalings, so that
+    `plan = exp(u[:, :, None] + v[:, None, :] - cost / reg)`. A zero weight has the finite potential -1e30,
+    which exp turns into an exact zero.
+    """
+
+    plan: Tensor  # (B, n, m); its columns sum to `b` exactly, its rows to `a` up to `error`
+    potentials: tuple[Tensor, Tensor]  # (B, n) and (B, m) log-scalings u, v
+    n_iter: Tensor  # (B,) int64, iterations after which each problem stopped
+    error: Tensor  # (B,) L1 distance between the plan's row sums and `a`
+    converged: Tensor  # (B,) bool, whether the stopping rule was met within `max_iter` iterations
+    cost: Tensor  # (B, n, m) as given
+    reg: float | Tensor  # entropic weight, or (B,) of them
+
+    @property
+    def value_linear(self) -> Tensor:
+        """(B,) transport cost <plan, cost>."""
+        return (self.plan * self.cost).sum((-2, -1))
+
+    @property
+    def value(self) -> Tensor:
+        """(B,) regularized objective <plan, cost> - reg H(plan), with 0 log 0 = 0."""
+        return self.value_linear + self.reg * torch.xlogy(self.plan, self.plan).sum((-2, -1))
 
 
 def solve_batch(

@@ -15,7 +15,6 @@ import torch
 
 from .. import files
 from ..errors import RamatchError
-from ..files import read_json
 from . import checkpoint
 from .config import TrainConfig, differences, dump_config
 

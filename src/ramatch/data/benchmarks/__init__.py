@@ -6,37 +6,27 @@ A prepared benchmark is a folder with train.json, test_gzsl.json and test_zsl.js
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from ramatch.config import PROTOCOLS
 from ramatch.data.annotations import Annotations
 from ramatch.data.benchmarks import coco, mlrsnet, multiscene, nuswide, pa100k, rap
-from ramatch.data.benchmarks.common import Owned, Pairs, by_hash
+from ramatch.data.benchmarks.common import Distribution, Owned, Pairs
 from ramatch.data.classes import class_list
 from ramatch.data.formats import lists
 from ramatch.data.records import Paths, read_annotations, read_classes
 from ramatch.data.sources import Locator
+from ramatch.data.splits import hold_out
 from ramatch.errors import RamatchError
 
 SPLITS = ("train", "test_gzsl", "test_zsl")
 SPLIT_SEED = 2025  # of the random splits of MultiScene and MLRSNet; theirs was not published
-
-
-class Protocol(NamedTuple):
-    name: str
-    split: str
-
-
-PROTOCOLS = {
-    "zsl": Protocol("zsl", "test_zsl"),  # unseen classes only, on images that show at least one of them
-    "gzsl": Protocol("gzsl", "test_gzsl"),  # seen and unseen classes together, on all test images with a label
-}
 
 
 @dataclass(frozen=True)
@@ -72,9 +62,8 @@ class Benchmark:
     @property
     def layout(self) -> str:
         """The files expected under the root, in words."""
-        if self.owner is None:
-            return "train.json, test_gzsl.json, test_zsl.json and the images, in folders or *.tar"
-        return inspect.getdoc(self.owner) or ""
+        ours = "train.json, test_gzsl.json, test_zsl.json and the images, in folders or *.tar"
+        return ours if self.owner is None else self.owner.__doc__ or ""
 
 
 PETA = "http://mmlab.ie.cuhk.edu.hk/projects/PETA.html"
@@ -106,51 +95,45 @@ def split_classes(benchmark: Benchmark, train: Pairs) -> tuple[tuple[str, ...], 
     classes = class_list(*benchmark.lists)
     if benchmark.owner and benchmark.owner.SPLIT == "frequency":
         counts = Counter(label for _, labels in train for label in labels)
-        chosen = set(sorted(classes, key=lambda c: -counts[c])[: benchmark.seen])  # sorted keeps ties in order
+        unseen = sorted(classes, key=lambda c: -counts[c])[benchmark.seen :]  # sorted keeps ties in order
     else:
-        chosen = set(by_hash(classes, SPLIT_SEED)[benchmark.unseen :])
-    return tuple(c for c in classes if c in chosen), tuple(c for c in classes if c not in chosen)
+        unseen = [classes[i] for i in hold_out(classes, benchmark.unseen, f"{SPLIT_SEED}:")]
+    return tuple(c for c in classes if c not in unseen), tuple(c for c in classes if c in unseen)
 
 
 def apply_protocol(
     owned: Owned, seen: Sequence[str], unseen: Sequence[str], train_rule: str
 ) -> dict[str, tuple[list[str], Pairs]]:
     """The three splits of a benchmark: {split: (classes, [(path, labels), ...])}."""
-    hidden = set(unseen)
 
-    def only(pairs: Pairs, classes: Sequence[str]) -> Pairs:
+    def only(pairs: Pairs, classes: Sequence[str]) -> tuple[list[str], Pairs]:
         keep = set(classes)
         cut = [(path, [x for x in dict.fromkeys(labels) if x in keep]) for path, labels in pairs]
-        return [(path, labels) for path, labels in cut if labels]
+        return list(classes), [(path, labels) for path, labels in cut if labels]
 
-    train = owned.train
-    if train_rule == "no unseen":
-        train = [(path, labels) for path, labels in train if not hidden & set(labels)]
-    both = [*seen, *unseen]
-    return {
-        "train": (list(seen), only(train, seen)),
-        "test_gzsl": (both, only(owned.test, both)),
-        "test_zsl": (list(unseen), only(owned.test, unseen)),
-    }
+    hidden = set(unseen) if train_rule == "no unseen" else set()
+    train = [(path, labels) for path, labels in owned.train if hidden.isdisjoint(labels)]
+    both = only(owned.test, [*seen, *unseen])
+    return {"train": only(train, seen), "test_gzsl": both, "test_zsl": only(owned.test, unseen)}
 
 
 @dataclass
 class Prepared:
     """What `prepare` wrote."""
 
-    benchmark: str
+    benchmark: Benchmark
     out: str
     seen: tuple[str, ...]
     unseen: tuple[str, ...]
     images: dict[str, int]
-    expected: dict[str, int]
     missing_images: int = 0
     notes: list[str] = field(default_factory=list)
 
     def to_text(self) -> str:
-        lines = [f"{self.benchmark}: {len(self.seen)} seen and {len(self.unseen)} unseen classes -> {self.out}"]
+        name, expected = self.benchmark.name, self.benchmark.expected
+        lines = [f"{name}: {len(self.seen)} seen and {len(self.unseen)} unseen classes -> {self.out}"]
         for split, count in self.images.items():
-            about = f" (expected: about {self.expected[split]:,})" if split in self.expected else ""
+            about = f" (expected: about {expected[split]:,})" if split in expected else ""
             lines.append(f"  {split}: {count:,} images{about}")
         lines += [f"  {note}" for note in self.notes]
         if self.missing_images:
@@ -183,39 +166,37 @@ def prepare(
         raise RamatchError(f"no such folder: {root}; get {benchmark.title} from {benchmark.page}")
     if benchmark.owner is None:
         return _verify(benchmark, root)
-    owned: Owned = benchmark.owner.load(root)
+    owned: Owned = benchmark.owner.load(Distribution(root, benchmark.page))
     if owned.warning and test_list is None:
         owned.notes.append(f"warning: {owned.warning}")
     owned.train = _keep(owned.train, train_list, owned.notes)
     owned.test = _keep(owned.test, test_list, owned.notes)
-    missing = _drop_missing(owned, root, benchmark) if check_images else 0
+    missing = _drop_missing(owned, root, benchmark.page) if check_images else 0
     seen, unseen = split_classes(benchmark, owned.train)
     _check_labels(benchmark, owned, seen, unseen)
     owned.notes.append(_split_note(benchmark, unseen))
     splits = apply_protocol(owned, seen, unseen, benchmark.train_rule)
-    for split, (_, pairs) in splits.items():
-        if not pairs:
+    counts = {split: len(pairs) for split, (_, pairs) in splits.items()}
+    for split, count in counts.items():
+        if not count:
             raise RamatchError(f"{root}: no image is left for {split} of {name}; is the distribution complete?")
-    folder = Path(os.path.expanduser(out)).absolute() if out is not None else root
+    folder = root if out is None else Path(os.path.expanduser(out)).absolute()
     for split, (classes, pairs) in splits.items():
         lists.write(folder / f"{split}.json", classes, pairs, root=root if folder != root else None)
-    counts = {split: len(pairs) for split, (_, pairs) in splits.items()}
-    return Prepared(name, str(folder), seen, unseen, counts, benchmark.expected, missing, owned.notes)
+    return Prepared(benchmark, str(folder), seen, unseen, counts, missing, owned.notes)
 
 
 def _verify(benchmark: Benchmark, root: Path) -> Prepared:
     """A benchmark that comes in our form only needs checking."""
     test = read_protocol(root, "gzsl")
-    sizes = {split: read_annotations(root, split=split) for split in SPLITS}
     if (len(test.seen), len(test.unseen)) != (benchmark.seen, benchmark.unseen):
-        raise RamatchError(
-            f"{root}: {len(test.seen)} seen and {len(test.unseen)} unseen classes; {benchmark.name} has "
-            f"{benchmark.seen} and {benchmark.unseen}"
-        )
-    missing = sum(a.summary.count("missing image") for a in sizes.values())
-    counts = {split: len(a) for split, a in sizes.items()}
+        found, known = f"{len(test.seen)} seen and {len(test.unseen)}", f"{benchmark.seen} and {benchmark.unseen}"
+        raise RamatchError(f"{root}: {found} unseen classes; {benchmark.name} has {known}")
+    parts = {split: read_annotations(root, split=split) for split in SPLITS}
+    missing = sum(part.summary.count("missing image") for part in parts.values())
+    counts = {split: len(part) for split, part in parts.items()}
     notes = ["already in our form: nothing to do"]
-    return Prepared(benchmark.name, str(root), test.seen, test.unseen, counts, benchmark.expected, missing, notes)
+    return Prepared(benchmark, str(root), test.seen, test.unseen, counts, missing, notes)
 
 
 def _keep(pairs: Pairs, listing: str | os.PathLike | None, notes: list[str]) -> Pairs:
@@ -228,14 +209,14 @@ def _keep(pairs: Pairs, listing: str | os.PathLike | None, notes: list[str]) -> 
     return kept
 
 
-def _drop_missing(owned: Owned, root: Path, benchmark: Benchmark) -> int:
+def _drop_missing(owned: Owned, root: Path, page: str) -> int:
     before = [*owned.train, *owned.test]
     locator = Locator([root])
     owned.train = [pair for pair in owned.train if locator.has(pair[0])]
     owned.test = [pair for pair in owned.test if locator.has(pair[0])]
     if not owned.train and not owned.test:
         example = before[0][0] if before else "nothing"
-        raise RamatchError(f"{root}: none of the images is there, for example {example}; see {benchmark.page}")
+        raise RamatchError(f"{root}: none of the images is there, for example {example}; see {page}")
     return len(before) - len(owned.train) - len(owned.test)
 
 
@@ -263,7 +244,6 @@ def _split_note(benchmark: Benchmark, unseen: Sequence[str]) -> str:
 class Evaluation:
     """A test set under a protocol: annotations over its classes, and which of them are seen."""
 
-    protocol: Protocol
     annotations: Annotations
     seen: tuple[str, ...]
     unseen: tuple[str, ...]
@@ -278,7 +258,7 @@ def read_protocol(path: str | os.PathLike, protocol: str = "gzsl", *, images_roo
     if protocol not in PROTOCOLS:
         raise RamatchError(f"unknown protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")
     folder = Path(os.path.expanduser(path))
-    absent = [f"{s}.json" for s in ("train", "test_gzsl") if not (folder / f"{s}.json").is_file()]
+    absent = [name for name in ("train.json", "test_gzsl.json") if not (folder / name).is_file()]
     if absent:
         raise RamatchError(
             f"{folder}: not a benchmark folder: {', '.join(absent)} missing; the protocols need train.json for the "
@@ -286,14 +266,14 @@ def read_protocol(path: str | os.PathLike, protocol: str = "gzsl", *, images_roo
         )
     whole = read_annotations(folder, split="test_gzsl", images_root=images_root)
     trained = read_annotations(folder, split="train", images_root=images_root, missing="keep")
-    unseen = tuple(c for c in whole.classes if c not in set(trained.classes))
-    seen = tuple(c for c in whole.classes if c in set(trained.classes))
+    unseen = tuple(c for c in whole.classes if c not in trained.classes)
     if protocol == "gzsl":
-        return Evaluation(PROTOCOLS[protocol], whole, seen, unseen)
+        seen = tuple(c for c in whole.classes if c not in unseen)
+        return Evaluation(whole, seen, unseen)
     if not unseen:
         raise RamatchError(f"{folder}: every class of test_gzsl.json is in train.json; nothing is unseen")
     if (folder / "test_zsl.json").is_file():
         zsl = read_annotations(folder, split="test_zsl", images_root=images_root)
     else:
         zsl = whole.restrict(unseen, drop_unlabelled=True)
-    return Evaluation(PROTOCOLS[protocol], zsl, (), tuple(zsl.classes))
+    return Evaluation(zsl, (), zsl.classes)

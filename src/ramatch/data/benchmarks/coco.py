@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ramatch.data.benchmarks.common import Owned, Pairs, need, relative
+from ramatch.data.annotations import Request
+from ramatch.data.benchmarks.common import Distribution, Owned, Pairs
 from ramatch.data.formats import coco
-from ramatch.data.formats.request import Request
 from ramatch.errors import RamatchError
 
 PAGE = "https://cocodataset.org/#download"
@@ -14,14 +14,14 @@ LISTS = ("coco_seen48", "coco_unseen17")
 SPLIT = "lists"
 
 
-def load(root: Path) -> Owned:
+def load(files: Distribution) -> Owned:
     """Training images from the train file, test images from the val file, with all 80 categories.
 
     The 48/17 protocol (Bansal et al. 2018) is defined on the 2014 files; 2017's are taken if only they are there.
     """
-    years = [y for y in ("2014", "2017") if (root / "annotations" / f"instances_val{y}.json").is_file()]
-    year = years[0] if years else "2014"
-    owned = Owned(_pairs(root, f"train{year}"), _pairs(root, f"val{year}"))
+    there = [year for year in ("2014", "2017") if (files.root / f"annotations/instances_val{year}.json").is_file()]
+    year = next(iter(there), "2014")
+    owned = Owned(_pairs(files, f"train{year}"), _pairs(files, f"val{year}"))
     if year == "2017":
         owned.notes.append("COCO 2017 files: its val is part of 2014's, so counts differ from the paper's")
     owned.warning = (
@@ -31,11 +31,9 @@ def load(root: Path) -> Owned:
     return owned
 
 
-def _pairs(root: Path, subset: str) -> Pairs:
-    file = need(root, f"annotations/instances_{subset}.json", what="annotation file", page=PAGE)
-    folder = need(root, subset, f"images/{subset}", what="image folder", page=PAGE)
-    request = Request(file)
+def _pairs(files: Distribution, subset: str) -> Pairs:
+    request = Request(files.need("annotation file", f"annotations/instances_{subset}.json"))
+    prefix = files.images(subset, f"images/{subset}")
     if not coco.detect(request):
-        raise RamatchError(f"{file}: not a COCO instances file")
-    prefix = relative(folder, root)
+        raise RamatchError(f"{request.path}: not a COCO instances file")
     return [(f"{prefix}/{Path(row.key).name}", list(row.labels)) for row in coco.read(request).rows]

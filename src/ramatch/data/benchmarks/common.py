@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,26 @@ from ramatch.errors import RamatchError, require
 Pairs = list[tuple[str, list[str]]]  # (path relative to the root, labels)
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """A data set as its owners give it out: where it was unpacked, and the page to get it from."""
+
+    root: Path
+    page: str
+
+    def need(self, what: str, *choices: str) -> Path:
+        """The first of `choices` (relative paths) that exists, or an error that says what is expected where."""
+        for choice in choices:
+            if (self.root / choice).exists():
+                return self.root / choice
+        expected = " or ".join(choices)
+        raise RamatchError(f"{self.root}: {what} not found: expected {expected}; download it from {self.page}")
+
+    def images(self, *choices: str) -> str:
+        """The image folder, as the paths of images begin."""
+        return self.need("image folder", *choices).relative_to(self.root).as_posix()
+
+
 @dataclass
 class Owned:
     """A distributed data set: its training and test images with all labels, before any seen/unseen split.
@@ -28,19 +47,6 @@ class Owned:
     test: Pairs
     notes: list[str] = field(default_factory=list)
     warning: str = ""
-
-
-def need(root: Path, *choices: str, what: str, page: str) -> Path:
-    """The first of `choices` (relative paths) that exists, or an error that says what is expected where."""
-    for choice in choices:
-        if (root / choice).exists():
-            return root / choice
-    expected = " or ".join(choices)
-    raise RamatchError(f"{root}: {what} not found: expected {expected}; download it from {page}")
-
-
-def relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
 
 
 def check_names(found: Sequence[str], classes: Sequence[str], where: Path, at_least: int | None = None) -> None:
@@ -62,19 +68,12 @@ def plain(name: str) -> str:
     return loose(name.replace("&", "and"))
 
 
-def by_hash(names: Iterable[str], seed: int) -> list[str]:
-    """A shuffle that is the same on every machine and Python version: by the hash of seed and name."""
-    return sorted(names, key=lambda n: hashlib.blake2b(f"{seed}:{n}".encode(), digest_size=8).digest())
-
-
 def read_one_hot(file: Path, classes: Sequence[str], at_least: int | None = None) -> dict[str, list[str]]:
     """Image → labels, from a table with a header, the image first, then a column of 0 and 1 for each class in order."""
-    table = [[cell.strip() for cell in row[: len(classes) + 1]] for row in read_csv(file) if any(row)]
-    if not table:
-        raise RamatchError(f"{file}: the file is empty")
-    check_names(table[0][1:], classes, file, at_least)
+    header, *table = [[cell.strip() for cell in row[: len(classes) + 1]] for row in read_csv(file) if any(row)]
+    check_names(header[1:], classes, file, at_least)
     rows: dict[str, list[str]] = {}
-    for number, (name, *values) in enumerate(table[1:], start=2):
+    for number, (name, *values) in enumerate(table, start=2):
         if len(values) != len(classes) or not set(values) <= {"0", "1", "0.0", "1.0"}:
             raise RamatchError(f"{file}: line {number} is not {len(classes)} values of 0 and 1")
         rows[name] = [c for c, v in zip(classes, values, strict=True) if v.startswith("1")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ramatch.data.benchmarks.common import Owned, Pairs, need, read_one_hot, relative
+from ramatch.data.benchmarks.common import Distribution, Owned, Pairs, read_one_hot
 from ramatch.data.classes import class_list
 from ramatch.data.images import EXTENSIONS
 
@@ -18,25 +18,26 @@ LISTS = ("multiscene_classes36",)
 SPLIT = "random"
 
 
-def load(root: Path) -> Owned:
+def load(files: Distribution) -> Owned:
     """Test: the clean test set. Training: the crowd-labelled images that are not in it, or the clean ones."""
-    clean = need(root, "MultiScene-Clean", what="folder of the clean subset", page=PAGE)
-    test_file = need(clean, "Test.csv", "test.csv", what="table of the clean test images", page=PAGE)
-    test = _pairs(test_file, root)
-    noisy = sorted((root / "MultiScene").glob("*.csv"))
+    test = _pairs(files, _clean(files, "test", "Test.csv", "test.csv"))
+    noisy = sorted((files.root / "MultiScene").glob("*.csv"))
     if noisy:
         held_out = {Path(name).stem for name, _ in test}
-        merged = {name: labels for file in noisy for name, labels in _pairs(file, root)}
+        merged = {name: labels for file in noisy for name, labels in _pairs(files, file)}
         train = [(n, labels) for n, labels in merged.items() if Path(n).stem not in held_out]
         return Owned(train, test, [f"training on crowd labels from {', '.join(f.name for f in noisy)}"])
-    names = ("Tra.csv", "train.csv", "Train.csv")
-    train = _pairs(need(clean, *names, what="table of the clean training images", page=PAGE), root)
+    train = _pairs(files, _clean(files, "training", "Tra.csv", "train.csv", "Train.csv"))
     return Owned(train, test, ["no folder MultiScene: training on the clean training images only"])
 
 
-def _pairs(file: Path, root: Path) -> Pairs:
+def _clean(files: Distribution, part: str, *names: str) -> Path:
+    return files.need(f"table of the clean {part} images", *(f"MultiScene-Clean/{name}" for name in names))
+
+
+def _pairs(files: Distribution, file: Path) -> Pairs:
     classes = class_list(*LISTS)
     rows = read_one_hot(file, classes, at_least=len(classes) - 1)  # the owners spell 'OilFiled'
-    prefix = relative(need(file.parent, "images", "Images", what="image folder", page=PAGE), root)
-    names = {name: name if name.lower().endswith(EXTENSIONS) else f"{name}.jpg" for name in rows}
-    return [(f"{prefix}/{names[name]}", labels) for name, labels in rows.items()]
+    prefix = files.images(*(f"{file.parent.name}/{name}" for name in ("images", "Images")))
+    extension = {name: "" if name.lower().endswith(EXTENSIONS) else ".jpg" for name in rows}
+    return [(f"{prefix}/{name}{extension[name]}", labels) for name, labels in rows.items()]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramatch.data.benchmarks.common import Owned, Pairs, need
+from ramatch.data.benchmarks.common import Distribution, Owned, Pairs
 from ramatch.errors import RamatchError
 
 PAGE = "https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/NUS-WIDE.html"
@@ -21,46 +21,48 @@ LISTS = ("nuswide_seen925", "nuswide_unseen81")
 SPLIT = "lists"
 
 
-def load(root: Path) -> Owned:
+def load(files: Distribution) -> Owned:
     """Flickr tags (the thousand of TagList1k less the concepts) for both, the 81 verified concepts for test."""
-    concepts = _lines(need(root, "ConceptsList/Concepts81.txt", "Concepts81.txt", what="concept list", page=PAGE))
-    tags = _lines(need(root, "NUS_WID_Tags/TagList1k.txt", what="tag list", page=PAGE))
-    folder = next((f for f in ("Flickr", "images", "Images") if (root / f).is_dir()), "Flickr")
-    test = _image_list(root, "Test")
+    concepts = _lines(files.need("concept list", "ConceptsList/Concepts81.txt", "Concepts81.txt"))
+    tags, verified = _lines(files.need("tag list", "NUS_WID_Tags/TagList1k.txt")), set(concepts)
+    folder = next((f for f in ("Flickr", "images", "Images") if (files.root / f).is_dir()), "Flickr")
+
+    def tagged(part: str) -> Pairs:
+        names = [*(f"{part}_Tags1k.{ext}" for ext in ("dat", "txt")), *(f"AllTags1k.{ext}" for ext in ("txt", "dat"))]
+        path = files.need("matrix of the thousand tags", *(f"NUS_WID_Tags/{name}" for name in names))
+        images = _image_list(files, part)
+        rows = _rows_of(images, path, list(_binary_rows(path, len(tags))), files, path.name.startswith("All"))
+        found = ([tags[i] for i in row if tags[i] not in verified] for row in rows)
+        return [(f"{folder}/{name}", labels) for name, labels in zip(images, found, strict=True)]
+
     owned = Owned(
-        _tagged(root, "Train", _image_list(root, "Train"), tags, set(concepts), folder),
-        _tagged(root, "Test", test, tags, set(concepts), folder),
+        tagged("Train"),
+        tagged("Test"),
         warning="without --test-list the test is every labelled image of the owners' test list, so figures are not "
         "those of the paper: its authors test on about 59,000 images, of which we have no list",
     )
+    test = _image_list(files, "Test")
     for concept in concepts:
-        for row in np.flatnonzero(_concept(root, concept, test)):
-            owned.test[row][1].append(concept)
+        for (_, labels), there in zip(owned.test, _concept(files, concept, test), strict=True):
+            if there:
+                labels.append(concept)
     return owned
 
 
-def _image_list(root: Path, which: str = "") -> list[str]:
+def _image_list(files: Distribution, part: str = "") -> list[str]:
     """The images of the Train or Test list, or of the list of all."""
-    names = (f"ImageList/{which}Imagelist.txt", f"ImageList/{which}ImageList.txt")
-    what = f"{which.lower()} image list" if which else "list of all images"
-    return [line.replace("\\", "/") for line in _lines(need(root, *names, what=what, page=PAGE))]
+    what = f"{part.lower()} image list" if part else "list of all images"
+    path = files.need(what, f"ImageList/{part}Imagelist.txt", f"ImageList/{part}ImageList.txt")
+    return [line.replace("\\", "/") for line in _lines(path)]
 
 
-def _tagged(root: Path, which: str, images: Sequence[str], tags: Sequence[str], skip: set[str], folder: str) -> Pairs:
-    parts = [f"NUS_WID_Tags/{which}_Tags1k.{ext}" for ext in ("dat", "txt")]
-    whole = [f"NUS_WID_Tags/AllTags1k.{ext}" for ext in ("txt", "dat")]
-    path = need(root, *parts, *whole, what="matrix of the thousand tags", page=PAGE)
-    rows = _binary_rows(path, len(tags))
-    if path.name.startswith("All"):
-        wanted = set(images)
-        whole_rows = zip(_image_list(root), rows, strict=False)
-        tagged = {name: [tags[i] for i in hot if tags[i] not in skip] for name, hot in whole_rows if name in wanted}
-        found = [tagged.get(name, []) for name in images]
-    else:
-        found = [[tags[i] for i in hot if tags[i] not in skip] for hot in rows]
-        if len(found) != len(images):
-            raise RamatchError(f"{path}: {len(found)} rows for {len(images)} images of the {which} list")
-    return [(f"{folder}/{name}", labels) for name, labels in zip(images, found, strict=True)]
+def _rows_of(images: Sequence[str], path: Path, rows: Sequence, files: Distribution, whole: bool) -> Sequence:
+    """A row for each of `images`; `whole`: the file has one for each image of the list of all."""
+    names = _image_list(files) if whole else images
+    if len(rows) != len(names):
+        raise RamatchError(f"{path}: {len(rows)} rows for {len(names)} images")
+    found = dict(zip(names, rows, strict=True))
+    return [found.get(name, ()) for name in images] if whole else rows
 
 
 def _binary_rows(path: Path, columns: int) -> Iterator[np.ndarray]:
@@ -75,24 +77,15 @@ def _binary_rows(path: Path, columns: int) -> Iterator[np.ndarray]:
             yield np.flatnonzero(digits == 49)
 
 
-def _concept(root: Path, concept: str, test: Sequence[str]) -> np.ndarray:
-    """(test images,) whether the concept is there."""
+def _concept(files: Distribution, concept: str, test: Sequence[str]) -> Sequence:
+    """For each test image, whether the concept is there."""
     part, whole = f"TrainTestLabels/Labels_{concept}_Test.txt", f"AllLabels/Labels_{concept}.txt"
     choices = [f"{g}{p}" for p in (part, whole) for g in ("Groundtruth/", "GroundTruth/", "")]
-    path = need(root, *choices, what=f"ground truth of the concept {concept!r}", page=PAGE)
+    path = files.need(f"ground truth of the concept {concept!r}", *choices)
     values = np.array(path.read_bytes().split())
     if not np.isin(values, (b"0", b"1")).all():
         raise RamatchError(f"{path}: expected one 0 or 1 per line")
-    hot = values == b"1"
-    if path.name.endswith("_Test.txt"):
-        if len(hot) != len(test):
-            raise RamatchError(f"{path}: {len(hot)} rows for {len(test)} test images")
-        return hot
-    names = _image_list(root)
-    if len(hot) != len(names):
-        raise RamatchError(f"{path}: {len(hot)} rows for {len(names)} images")
-    shown = {name for name, there in zip(names, hot, strict=True) if there}
-    return np.array([name in shown for name in test])
+    return _rows_of(test, path, (values == b"1").tolist(), files, not path.name.endswith("_Test.txt"))
 
 
 def _lines(path: Path) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
-from ramatch.data.benchmarks.common import Owned, Pairs, check_names, label_rows, load_mat, need, relative, strings
+from ramatch.data.benchmarks.common import Distribution, Owned, Pairs, check_names, label_rows, load_mat, strings
 from ramatch.data.classes import class_list
 from ramatch.errors import RamatchError
 
@@ -15,11 +13,10 @@ LISTS = ("pa100k_classes26",)
 SPLIT = "frequency"
 
 
-def load(root: Path) -> Owned:
+def load(files: Distribution) -> Owned:
     """The official training and test sets; the validation set is left aside."""
-    path = need(root, "annotation.mat", "annotation/annotation.mat", what="annotation file", page=PAGE)
-    names = ("release_data/release_data", "release_data", "data", "images")
-    prefix = relative(need(root, *names, what="image folder", page=PAGE), root)
+    path = files.need("annotation file", "annotation.mat", "annotation/annotation.mat")
+    prefix = files.images("release_data/release_data", "release_data", "data", "images")
     content = load_mat(path)
     keys = ("attributes", "train_images_name", "train_label", "test_images_name", "test_label")
     absent = [k for k in keys if k not in content]

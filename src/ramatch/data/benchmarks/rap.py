@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ramatch.data.benchmarks.common import Owned, check_names, label_rows, load_mat, need, relative, strings, unwrap
+from ramatch.data.benchmarks.common import Distribution, Owned, check_names, label_rows, load_mat, strings, unwrap
 from ramatch.data.classes import class_list
 from ramatch.errors import RamatchError
 
@@ -21,10 +21,9 @@ LISTS = ("rap_classes51",)
 SPLIT = "frequency"
 
 
-def load(root: Path) -> Owned:
-    names = ("RAP_annotation/RAP_annotation.mat", "RAP_annotation.mat")
-    path = need(root, *names, what="annotation file", page=PAGE)
-    folder = need(root, "RAP_dataset", "images", what="image folder", page=PAGE)
+def load(files: Distribution) -> Owned:
+    path = files.need("annotation file", "RAP_annotation/RAP_annotation.mat", "RAP_annotation.mat")
+    prefix = files.images("RAP_dataset", "images")
     content = load_mat(path)
     if "RAP_annotation" not in content:
         raise RamatchError(f"{path}: no variable RAP_annotation in it")
@@ -38,13 +37,11 @@ def load(root: Path) -> Owned:
         raise RamatchError(f"{path}: labels of shape {labels.shape} for {len(images)} images; expected (images, 92)")
     # eight attributes are spelled differently by the owners (attach-SingleShoulderBag for SSBag, ...)
     check_names(attributes[: len(classes)], classes, path, at_least=40)
-    train, test = _partition(fields[0], len(images), path)
     rows = label_rows(labels[:, : len(classes)], classes)
-    prefix = relative(folder, root)
-    return Owned(
-        [(f"{prefix}/{images[i]}", rows[i]) for i in train],
-        [(f"{prefix}/{images[i]}", rows[i]) for i in test],
+    train, test = (
+        [(f"{prefix}/{images[i]}", rows[i]) for i in part] for part in _partition(fields[0], len(images), path)
     )
+    return Owned(train, test)
 
 
 def _partition(field: Any, count: int, path: Path) -> tuple[list[int], list[int]]:

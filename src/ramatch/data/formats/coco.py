@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Box, Reading, Row
-from ramatch.data.formats.request import Request
-from ramatch.errors import RamatchError
+from ramatch.data.annotations import Box, Reading, Request, Row
 from ramatch.files import expect, expect_numbers
 
 DESCRIPTION = "COCO instances JSON"
@@ -25,14 +23,14 @@ def detect(request: Request) -> bool:
 
 def read(request: Request) -> Reading:
     """Crowd annotations count as the label being there (their box is marked); images without annotation stay."""
-    names = {entry["id"]: str(entry["name"]) for _, entry in _entries(request, "categories", "id", "name")}
+    names = {entry["id"]: str(entry["name"]) for _, entry in request.objects("categories", "id", "name")}
     rows = {
         entry["id"]: Row(file_name(entry), [], size=_size(entry, where), where=f"image {entry['id']}")
-        for where, entry in _entries(request, "images", "id")
+        for where, entry in request.objects("images", "id")
     }
     reading = Reading(list(rows.values()), list(names.values()), image_roots(request.path))
     crowds = 0
-    for where, entry in _entries(request, "annotations"):
+    for where, entry in request.objects("annotations"):
         image, category = entry.get("image_id"), entry.get("category_id")
         row = rows.get(image) if isinstance(image, Hashable) else None
         name = names.get(category) if isinstance(category, Hashable) else None
@@ -50,16 +48,6 @@ def read(request: Request) -> Reading:
     if crowds:
         reading.notes.append(f"{crowds:,} crowd annotations count as their label being present")
     return reading
-
-
-def _entries(request: Request, name: str, *fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, object) of a list of the file; each must have `fields`, of them names and numbers only."""
-    for place, entry in request.entries(name):
-        where = f"{request.path}: {place}"
-        for field in fields:
-            if not isinstance(expect(entry, dict, where).get(field), (str, int, float)):
-                raise RamatchError(f"{where} lacks the field '{field}'")
-        yield where, expect(entry, dict, where)
 
 
 def file_name(image: dict[str, Any]) -> str:

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ramatch.data.annotations import Reading, Row
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.formats import tables
-from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
 from ramatch.data.sources import FileImage, ImageSource, ParquetImage
 from ramatch.errors import RamatchError, require
@@ -93,12 +92,11 @@ def _files(request: Request) -> list[Path]:
     if not folder.is_dir():
         return list(request.files or [folder])
     if not is_saved(folder):
-        files = _parquet_files(folder)
-        found = splits(folder)
-        if request.split or len(found) > 1:
-            split = _one_of(found, request)
-            files = [p for p in files if _split_of(p, folder) == split]
-        return files
+        files, found = _parquet_files(folder), splits(folder)
+        if not request.split and len(found) <= 1:
+            return files
+        split = _one_of(found, request)
+        return [p for p in files if _split_of(p, folder) == split]
     if (folder / "dataset_dict.json").is_file():
         folder = folder / _one_of(splits(folder), request)
     state = folder / "state.json"
@@ -136,9 +134,8 @@ def _fields(kind: Any) -> set[str]:
 
 
 def _label_values(values: list[Any]) -> list[Any]:
-    inner = (
-        tables.find_column(list(values[0]), tables.LABEL_COLUMNS) if values and isinstance(values[0], dict) else None
-    )
+    first = values[0] if values else None
+    inner = tables.find_column(list(first), tables.LABEL_COLUMNS) if isinstance(first, dict) else None
     if inner is None:
         return values
     return [list(dict.fromkeys(v[inner])) if v else [] for v in values]  # detection sets: objects.category

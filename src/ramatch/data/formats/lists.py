@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
-from ramatch.data.formats.request import Request
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.errors import RamatchError
 from ramatch.files import shown, write_text
 
@@ -28,19 +27,18 @@ def detect(request: Request) -> bool:
 
 
 def read(request: Request) -> Reading:
-    entries = list(request.entries("images"))
+    entries, folder = list(request.entries("images")), request.path.parent
     classes, root = request.json.get("classes"), request.json.get("root")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(c, (str, int)) for c in classes)):
         raise RamatchError(f'{request.path}: "classes" must be a list of names')
-    reading = Reading(classes=None if classes is None else list(map(str, classes)), roots=[request.path.parent])
-    if isinstance(root, str) and root and os.path.isdir(request.path.parent / root):  # gone after a move: no error
-        reading.roots.insert(0, request.path.parent / root)
+    reading = Reading(classes=None if classes is None else list(map(str, classes)), roots=[folder])
+    if isinstance(root, str) and root and os.path.isdir(folder / root):  # gone after a move: no error
+        reading.roots.insert(0, folder / root)
     for where, entry in entries:
         if entry in ([], None):
-            reading.issues.append(("empty row", "skipped", where))
-            continue
+            entry = ["", []]
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], (str, type(None)))):
-            raise RamatchError(f"{request.path}: {where} is {shown(entry)}; expected [path, [label, ...]]")
+            raise RamatchError(f"{request.path}: {where} is {shown(entry)}; expected [path, [label or caption, ...]]")
         labels = [] if entry[1] is None else entry[1] if isinstance(entry[1], list) else [entry[1]]
         reading.rows.append(Row(entry[0] or "", labels, where=where))
     return reading

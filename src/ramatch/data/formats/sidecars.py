@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
-from ramatch.data.formats.request import Request
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.formats.tables import SEPARATORS
 from ramatch.data.images import is_image_name, natural_key
 from ramatch.data.sources import FileImage
@@ -34,10 +33,10 @@ def read(request: Request) -> Reading:
         image, sidecar = images.get(stem), sidecars.get(stem)
         if sidecar is None:
             reading.issues.append(("image without sidecar", "left out", str(image)))
-            continue
-        source = FileImage(os.path.abspath(root / image)) if image else None
-        labels = parse_sidecar(read_text(sidecar))
-        reading.rows.append(Row(image or stem, labels, image=source, where=sidecar.name))
+        else:
+            source = FileImage(os.path.abspath(root / image)) if image else None
+            labels = parse_sidecar(read_text(sidecar))
+            reading.rows.append(Row(image or stem, labels, image=source, where=sidecar.name))
     class_file = next((p for p in (root / name for name in CLASS_FILES) if p.is_file()), None)
     if class_file is not None:
         reading.classes = read_lines(class_file)
@@ -50,11 +49,11 @@ def _walk(root: Path) -> tuple[dict[str, str], dict[str, Path]]:
     images: dict[str, str] = {}
     sidecars: dict[str, Path] = {}
     for folder, _, names in os.walk(root):
-        inside = os.path.relpath(folder, root)
         for name in names:
-            stem = os.path.normpath(os.path.join(inside, os.path.splitext(name)[0]))
+            path = os.path.relpath(os.path.join(folder, name), root)
+            stem = os.path.splitext(path)[0]
             if is_image_name(name):
-                images[stem] = os.path.normpath(os.path.join(inside, name))
+                images[stem] = path
             elif name.lower().endswith(".txt") and not name.lower().startswith(NOT_SIDECARS):
                 sidecars[stem] = Path(folder, name)
     return images, sidecars
@@ -65,7 +64,5 @@ def parse_sidecar(text: str) -> list[Any]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and all(YOLO_LINE.match(line) for line in lines):
         return list(dict.fromkeys(int(line.split()[0]) for line in lines))
-    if len(lines) == 1:
-        separator = next((s for s in SEPARATORS if s in lines[0]), None)
-        return [piece.strip() for piece in lines[0].split(separator)] if separator else lines
-    return lines
+    separator = next((s for s in SEPARATORS if s in lines[0]), None) if len(lines) == 1 else None
+    return [piece.strip() for piece in lines[0].split(separator)] if separator else lines

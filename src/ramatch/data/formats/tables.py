@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
-from ramatch.data.formats.request import Request
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.images import is_image_name
 from ramatch.errors import RamatchError
 from ramatch.files import expect, parse_json, read_text, shown
@@ -117,19 +116,15 @@ def _csv_rows(path: Path) -> tuple[list[str], list[dict[str, Any]], int]:
     start = next(number for number, row in enumerate(table, start=1) if row)
     header = [cell.strip() for cell in table[start - 1]]
     if is_image_name(header[0]):  # no header: path first, labels after it
-        rows = [{"image": r[0], "labels": [c for c in r[1:] if c.strip()]} if r else {} for r in table]
-        return ["image", "labels"], _join_single_cells(rows), 1
+        labels: list[Any] = [[cell for cell in row[1:] if cell.strip()] for row in table]
+        if all(len(cells) <= 1 for cells in labels):  # one may itself hold several (`a.jpg,cat;dog`): split as text
+            labels = ["".join(cells) for cells in labels]
+        rows = [{"image": row[0], "labels": cells} if row else {} for row, cells in zip(table, labels, strict=True)]
+        return ["image", "labels"], rows, 1
     double = [name for name, times in Counter(header).items() if times > 1 and name]
     if double:
         raise RamatchError(f"{path}: the column {double[0]!r} occurs twice")
     return header, [dict(zip(header, r, strict=False)) for r in table[start:]], start + 1
-
-
-def _join_single_cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without a header, one label cell may itself hold several (`a.jpg,cat;dog`): let it be split as text."""
-    if all(len(r.get("labels", [])) <= 1 for r in rows):
-        return [{**r, "labels": "".join(r.get("labels", []))} for r in rows]
-    return rows
 
 
 def _pick_split(request: Request, column: str | None, rows: list[dict[str, Any]]) -> tuple[list[dict], list[str]]:

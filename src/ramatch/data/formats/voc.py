@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ramatch.data.annotations import Box, Reading, Row
+from ramatch.data.annotations import Box, Reading, Request, Row
 from ramatch.data.classes import class_list
-from ramatch.data.formats.request import Request
 from ramatch.data.images import natural_key
 from ramatch.errors import RamatchError
 from ramatch.files import expect_numbers, read_lines
@@ -62,10 +61,10 @@ def _layout(folder: Path) -> tuple[Path, Path] | None:
 
 def _split_stems(base: Path, split: str) -> dict[str, None]:
     listing = base / "ImageSets" / "Main" / f"{split}.txt"
-    if not listing.is_file():
-        known = ", ".join(splits(base)) or "none"
-        raise RamatchError(f"{base}: no split {split!r} (no file {listing}); splits here: {known}")
-    return dict.fromkeys(line.split()[0] for line in read_lines(listing))
+    if listing.is_file():
+        return dict.fromkeys(line.split()[0] for line in read_lines(listing))
+    known = ", ".join(splits(base)) or "none"
+    raise RamatchError(f"{base}: no split {split!r} (no file {listing}); splits here: {known}")
 
 
 def _read_file(path: Path) -> Row:
@@ -78,9 +77,8 @@ def _read_file(path: Path) -> Row:
         raise RamatchError(f"{path}: not a VOC annotation ({error})") from error
     row = Row((root.findtext("filename") or "").strip() or path.stem, [], where=path.name)
     size = [root.findtext("size/width"), root.findtext("size/height")]
-    if all(size):
-        width, height = expect_numbers(size, f"{path}: the size")
-        row.size = (int(width), int(height)) if width > 0 and height > 0 else None
+    width, height = expect_numbers(size, f"{path}: the size") if all(size) else (0, 0)
+    row.size = (int(width), int(height)) if width > 0 and height > 0 else None
     for item in root.iter("object"):
         name = (item.findtext("name") or "").strip()
         if name not in row.labels:

@@ -10,14 +10,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ramatch.data.annotations import Reading, Row
+from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.formats import tables
-from ramatch.data.formats.request import Request
 from ramatch.data.formats.sidecars import parse_sidecar
 from ramatch.data.images import is_image_name
 from ramatch.data.sources import FileImage, find_tars, is_tar_name, tar_index
 from ramatch.errors import RamatchError
-from ramatch.files import parse_json, shown
+from ramatch.files import decode_text, parse_json, shown
 
 DESCRIPTION = "WebDataset tar shards"
 
@@ -31,14 +30,11 @@ def detect(request: Request) -> bool:
 
 def find_shards(request: Request) -> list[Path]:
     """Shards named by the request; `split` picks those whose name starts with it."""
-    if request.path.is_dir():
-        shards = find_tars(request.path)
-    else:
-        shards = [p for p in (request.files or [request.path]) if is_tar_name(p) and p.is_file()]
-    if request.split:
-        named = [p for p in shards if p.name.lower().startswith(request.split.lower())]
-        return named or ([] if request.path.is_dir() else shards)
-    return shards
+    whole = request.path.is_dir()
+    named = request.files or [request.path]
+    shards = find_tars(request.path) if whole else [p for p in named if is_tar_name(p) and p.is_file()]
+    of_split = [p for p in shards if p.name.lower().startswith((request.split or "").lower())]
+    return of_split if whole else of_split or shards
 
 
 def read(request: Request) -> Reading:
@@ -55,23 +51,20 @@ def read(request: Request) -> Reading:
         for key, members in samples.items():
             image = next((name for name in members.values() if is_image_name(name)), None)
             kind = next((e for e in LABEL_MEMBERS if e in members), None)
-            if image is None and kind is not None:
-                reading.issues.append(("missing image", "left out", f"{shard.name}:{key}"))
-            elif image is not None and kind is None:
-                reading.issues.append(("image without labels file", "left out", f"{shard.name}:{image}"))
-            elif image is not None and kind is not None:
+            if image and kind:
                 source = FileImage(os.path.abspath(shard), *index[image], image)
                 labels = FileImage(str(shard), *index[members[kind]], members[kind])
                 where = f"{shard.name}:{members[kind]}"
                 reading.rows.append(Row(image, _labels(labels, kind, request), image=source, where=where))
+            elif image:
+                reading.issues.append(("image without labels file", "left out", f"{shard.name}:{image}"))
+            elif kind:
+                reading.issues.append(("missing image", "left out", f"{shard.name}:{key}"))
     return reading
 
 
 def _labels(source: FileImage, kind: str, request: Request) -> list[Any]:
-    try:
-        text = source.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RamatchError(f"{source}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    text = decode_text(source.read(), source)
     if kind == "cls":
         words = [x.strip() for x in text.replace(",", "\n").splitlines()]
         return [int(x) if x.isdecimal() and len(x) < 10 else x for x in words]
