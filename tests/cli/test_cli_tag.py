@@ -74,9 +74,9 @@ def test_json_is_one_array_with_one_object_per_image(tag, photos):
         scores = [e["score"] for e in entry["labels"]]
         assert scores == sorted(scores, reverse=True)
         for e in entry["labels"]:
-            assert list(e) == ["label", "probability", "score"]
+            assert list(e) == ["label", "relative", "score", "calibrated", "familiarity"]  # the model is not calibrated
             assert e["label"] in NAMES
-            assert 0 <= e["probability"] <= 1
+            assert 0 <= e["relative"] <= 1
     assert len({json.dumps(e["labels"]) for e in found}) == 4  # the images differ, so do the answers
 
 
@@ -86,18 +86,21 @@ def test_all_formats_say_the_same(tag, photos):
     lines = tag(*options, "--format", "jsonl").out.splitlines()
     assert [json.loads(line) for line in lines] == objects
     rows = list(csv.DictReader(io.StringIO(tag(*options, "--format", "csv").out)))
-    assert list(rows[0]) == ["image", "label", "probability", "score"]
-    expected = [(o["image"], e["label"], e["probability"], e["score"]) for o in objects for e in o["labels"]]
-    assert [(r["image"], r["label"], float(r["probability"]), float(r["score"])) for r in rows] == expected
+    columns = ["image", "label", "probability", "score", "relative", "calibrated", "familiarity"]
+    assert list(rows[0]) == columns
+    assert {(r["probability"], r["calibrated"], r["familiarity"]) for r in rows} == {("", "False", "")}
+    expected = [(o["image"], e["label"], e["relative"], e["score"]) for o in objects for e in o["labels"]]
+    assert [(r["image"], r["label"], float(r["relative"]), float(r["score"])) for r in rows] == expected
     table = tag(*options).out.splitlines()
+    assert table.pop() == "relative scores, which compare the labels: the model is not calibrated"
     assert len(table) == 4 * 3
     for i, entry in enumerate(objects):
         assert table[3 * i] == entry["image"]
         for line, e in zip(table[3 * i + 1 :], entry["labels"], strict=False):
             label, _, rest = line.strip().partition("  ")
             assert label == e["label"]
-            assert float(rest.split()[0]) == pytest.approx(e["probability"], abs=0.0051)
-            assert line.count("█") == round(20 * e["probability"])
+            assert float(rest.split()[0]) == pytest.approx(e["relative"], abs=0.0051)
+            assert line.count("█") == round(20 * e["relative"])
 
 
 def test_top_and_threshold(tag, photos):
@@ -107,7 +110,7 @@ def test_top_and_threshold(tag, photos):
     result = tag(photos, "--labels", LABELS, "--threshold", 0.15, "--format", "json")
     assert "not calibrated" in result.err  # and so a threshold means little
     for entry, full in zip(json.loads(result.out), everything, strict=True):
-        assert entry["labels"] == [e for e in full["labels"] if e["probability"] >= 0.15]
+        assert entry["labels"] == [e for e in full["labels"] if e["relative"] >= 0.15]
     assert any(0 < len(e["labels"]) < 7 for e in json.loads(result.out))
     both = json.loads(tag(photos, "--labels", LABELS, "--threshold", 0.1, "--top", 1, "--format", "json").out)
     assert [e["labels"] for e in both] == [e["labels"][:1] for e in everything]

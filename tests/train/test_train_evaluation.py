@@ -159,7 +159,7 @@ def test_a_calibrated_model_is_ranked_by_its_probability(tiny: Path, run: Path) 
     recognizer = Recognizer.from_pretrained(run / "model", device="cpu")
     test = read_test(tiny / "data", "gzsl")
     found = collect_scores(recognizer.ram, test.annotations, workers=0, progress=False)
-    shown = np.asarray(calibrator(found.features, found.labels))
+    shown = np.asarray(calibrator(found.features, found.words))
     assert not np.array_equal(np.argsort(shown), np.argsort(found.scores)), "a case where the two rankings differ"
     by_hand = evaluate_scores(shown, found.targets, found.labels, test.seen, test.unseen)
     assert evaluate(run, tiny / "data", **QUIET)["mAP"] == pytest.approx(by_hand["mAP"], abs=1e-6)

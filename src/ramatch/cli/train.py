@@ -81,7 +81,14 @@ def _add_calibrate(verbs: Any) -> None:
     parser.add_argument("--images-root", metavar="DIR")
     parser.add_argument("--label-features", metavar="F")
     parser.add_argument("--backbone", metavar="B", help="where the adapter's backbone lies, if not where it says")
-    parser.add_argument("--per-label", action="store_true", help="also a bias for each label met in fitting")
+    group = parser.add_argument_group("labels unlike those of the data")
+    what = "words that the model learned with (one per line): labels far from them are marked, and called improbable"
+    group.add_argument("--known", metavar="F", help=what)
+    what = "other labelled data (its split train): probabilities of words that are off there are drawn to even odds"
+    group.add_argument("--also", action="append", metavar="D", default=[], help=what)
+    group.add_argument("--captions", action="append", metavar="C", default=[], help="the same, of tags of captions")
+    what = "names of images (one per line): of data that has any of these, use nothing else"
+    group.add_argument("--only", action="append", metavar="F", default=[], help=what)
     add_device(parser)
     _add_workers(parser)
     parser.set_defaults(run=run_calibrate)
@@ -208,12 +215,14 @@ def _localise(arguments: argparse.Namespace) -> int:
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
-    from ..evaluation.calibrate import calibrate
-    from ..evaluation.calibration import CalibrationSettings
+    from ..data import read_classes
+    from ..evaluation.calibrate import Further, calibrate
 
     names = ("split", "images_root", "label_features", "backbone", "device", "workers")
     options = {name: getattr(arguments, name) for name in names}
-    options |= {"settings": CalibrationSettings(per_label=arguments.per_label), "progress": sys.stderr.isatty()}
+    only = [name for file in arguments.only for name in read_classes(file)]
+    options["further"] = Further(arguments.known, arguments.also, arguments.captions, only)
+    options["progress"] = sys.stderr.isatty()
     print(calibrate(arguments.model, arguments.data, **options).to_table())
     return 0
 

@@ -17,7 +17,7 @@ from ..data.images import load_image, natural_key
 from ..errors import RamatchError
 from ..prediction import Prediction
 from ..recognizer import Recognizer
-from .features import KEPT, Encoder, encode_images, label_directions, probabilities, probe
+from .features import KEPT, Encoder, encode_images, label_directions, label_words, probabilities, probe
 from .query import Query, parse_query
 from .ranking import CANDIDATES, Ranking, View, rank
 from .store import connect, read_meta, transaction, writing
@@ -221,17 +221,18 @@ class Library:
     def tag(self, labels: Sequence[str], recognizer: Recognizer) -> Iterator[Prediction]:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""
         names, view = tuple(labels), self.snapshot(recognizer)
-        encoded = Labels(label_directions(recognizer, names))
+        encoded, words = Labels(label_directions(recognizer, names)), label_words(recognizer, names)
+        known = None if words.familiarity is None else words.familiarity.numpy()
         files: dict[int, list[tuple[bytes, int, int]]] = {}
         select = "SELECT row, path, width, height FROM files JOIN photos ON photos.id = photo ORDER BY path"
         for row, *file in self.database.execute(select):
             files.setdefault(row, []).append(tuple(file))
         for block, best in encoded.best(view.arrays, view.rows):
-            found, scores = probabilities(recognizer, encoded.image(view.arrays, block), best, names)
+            found, scores = probabilities(recognizer, encoded.image(view.arrays, block), best, words)
             for i, row in enumerate(block.tolist()):
                 for path, width, height in files.get(row, ()):
                     answer = Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1))
-                    yield replace(answer, source=str(self._path(path)), size=(width, height))
+                    yield replace(answer, source=str(self._path(path)), size=(width, height), familiarity=known)
 
     def _path(self, key: bytes) -> Path:
         return Path(os.path.normpath(self.path.parent / os.fsdecode(key)))

@@ -83,7 +83,7 @@ class Comparison:
         for tag in best:
             cell = verdict(tag.label, self.truth, s.PLAIN_CELL, s.GREEN_CELL, s.RED_CELL)
             sheet.rectangle(x, y, width, _CELL - 0.04, cell)
-            number, middle = f"{tag.probability:.2f}", y + (_CELL - 0.04) / 2
+            number, middle = f"{tag.value:.2f}", y + (_CELL - 0.04) / 2
             room = width - s.text_width(number, 8.5) - 0.22
             sheet.text(x + 0.07, middle, elide(tag.label, room, 8.5), 8.5)
             sheet.text(x + width - 0.07, middle, number, 8.5, ha="right")

@@ -159,7 +159,7 @@ class Matrix:
             return
         step, full = self.rows.row_height, self.bars - 0.5
         for row, i in enumerate(self.rows.named):
-            p, marked = float(self.prediction.probabilities[i]), i in self.rows.marked
+            p, marked = float(self.prediction.values[i]), i in self.rows.marked
             top = y + (row + 0.2) * step
             sheet.rectangle(x + 0.1, top, full * float(np.clip(p, 0, 1)), 0.6 * step, s.RED if marked else s.GREY)
             style = {"ha": "right", "color": s.INK if marked else s.MUTED}
@@ -182,7 +182,13 @@ class Matrix:
         sheet.text(right - 1.06, y + 0.1, "weight 0", 8, ha="right", color=s.MUTED)
         sheet.text(left + wide, y + 0.1, number, 8, ha="right", color=s.MUTED)
         if self.bars:
-            sheet.text(left + wide + 0.1, y + 0.1, "probability", 8, color=s.MUTED)
+            sheet.text(
+                left + wide + 0.1,
+                y + 0.1,
+                "probability" if self.prediction.calibrated else "relative",
+                8,
+                color=s.MUTED,
+            )
 
     def _draw_axis(self, sheet: Sheet, left: float, y: float, wide: float) -> None:
         rows, columns = self.prediction.grid

@@ -123,8 +123,9 @@ class _Title:
 
     def draw(self, sheet: Sheet, x: float, y: float, width: float) -> None:
         count, (rows, columns) = len(self.prediction.labels), self.prediction.grid
-        labels, kind = "label" if count == 1 else "labels", "" if self.prediction.calibrated else "not "
-        facts = f"{count:,} {labels}  ·  {rows} × {columns} regions  ·  probabilities {kind}calibrated"
+        labels = "label" if count == 1 else "labels"
+        kind = "calibrated probabilities" if self.prediction.calibrated else "relative scores, not calibrated"
+        facts = f"{count:,} {labels}  ·  {rows} × {columns} regions  ·  {kind}"
         sheet.text(x, y + 0.15, s.elide(self.name, width, 17, bold=True), 17, fontweight="bold")
         sheet.text(x, y + 0.47, facts, 9.5, color=s.MUTED)
 

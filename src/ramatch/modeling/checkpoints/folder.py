@@ -1,7 +1,8 @@
 """Saving and loading a trained RAM: adapters apart from the backbone they belong to.
 
 A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
-MB), optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone.
+MB), optionally calibration.json and known.safetensors (the words it learned with), and optionally the backbone itself
+in `backbone/` so that the folder stands alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...config import RAMConfig
 from ...errors import RamatchError
 from ...files import write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
+from ..known import Known
 from ..preprocess import Preprocess
 from ..ram import RAM
 from .files import read_json, read_tensors
@@ -49,7 +51,26 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, half:
     if with_backbone:
         save_backbone(own, folder / "backbone", half=half)
     _save_tensors(ram.adapters(), folder / "ram.safetensors", half)
+    if ram.known is not None:
+        save_known(ram.known, folder)
     write_json(folder / "config.json", config)
+
+
+def save_known(known: Known, folder: Path) -> None:
+    """Features in int8: how familiar a label is changes by less than 0.01."""
+    rows, scale = quantise(known.unit)
+    tensors = {"rows": rows, "scale": scale, "weights": known.weights}
+    write_atomic(folder / "known.safetensors", lambda p: save_file(tensors, p))
+
+
+def load_known(folder: Path) -> Known | None:
+    """What `save_known` wrote, if it did."""
+    if not (folder / "known.safetensors").is_file():
+        return None
+    tensors = read_tensors(folder / "known.safetensors")
+    if missing := {"rows", "scale", "weights"} - set(tensors):
+        raise RamatchError(f"{folder / 'known.safetensors'}: {', '.join(sorted(missing))} missing; calibrate again")
+    return Known(tensors["rows"].float() * tensors["scale"], tensors["weights"])
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path, half: bool) -> None:
@@ -108,6 +129,7 @@ def load_ram(
     ram = RAM(own, RAMConfig.from_dict(config["ram"]))
     load_adapters(ram, read_tensors(folder / "ram.safetensors"), str(folder))
     ram.background = tuple(config.get("background", ()))
+    ram.known = load_known(folder)
     return ram.eval()
 
 
