@@ -13,8 +13,8 @@ from .errors import RamatchError
 
 FAMILIAR = 0.5  # from here on a label counts as learned
 RELATIVE = (
-    "the model is not calibrated, so there is no probability: 'value' is a relative score, which compares the labels of "
-    "this vocabulary with each other; see ramatch calibrate"
+    "the model is not calibrated, so there is no probability: a 'value' is a relative score, which compares the labels "
+    "of this vocabulary with each other; see ramatch calibrate"
 )
 SHARPNESS = 12.0  # of similarity maps
 

@@ -31,8 +31,8 @@ ORPHAN = "NOT IN (SELECT photo FROM files WHERE photo IS NOT NULL)"  # a photo t
 @dataclass(frozen=True)
 class Hit:
     """A file that a search found. probability: of the whole query; labels: of each by itself; similarity: to the photo
-    of `like`; date: when it was taken, else of the file, in seconds since 1970. Without calibration (`calibrated`) there
-    are no probabilities: the numbers then say how far a photo stands out from the others."""
+    of `like`; date: when it was taken, else of the file, in seconds since 1970. If not `calibrated`, these are no
+    probabilities: they say how far a photo stands out from the others."""
 
     path: Path
     probability: float

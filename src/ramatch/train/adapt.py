@@ -25,9 +25,11 @@ from ..data.lexicon import Lexicon, concepts
 from ..data.splits import find_data, read_split
 from ..data.tags import mine_tags
 from ..errors import RamatchError
+from ..evaluation.familiarity import known_words
 from ..files import new_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_ram
+from ..modeling.known import LEAST
 from ..modeling.ram import RAM
 from ..settings import Count, NotNegative, OneOf, dotted_names, parse_overrides
 from .assemble import load_frozen
@@ -228,6 +230,8 @@ def adapt_folder(
     pixels = decode_all(list(records.values()), model.preprocess, progress=progress)
     log = adapt(model, pixels, broad, config, progress=progress)
     model.background = tuple(background)
+    if len(broad.names) >= LEAST:
+        model.known = known_words(model.eval(), broad.names)
     save_ram(model.eval(), out, with_backbone=True, half=True)
     tags = broad.names[broad.labels :]
     everything = {r.key for r in captioned} | {r.key for r in labelled.records}

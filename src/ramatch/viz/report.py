@@ -73,8 +73,8 @@ def write_report(
                 )
                 if not answer["calibrated"]:
                     file.write(f'<p class="hush">{RELATIVE}</p>\n')
-                rows = (_label(entry, threshold) for entry in answer["labels"])
-                file.writelines(["<ol>\n", *rows, "</ol>\n</article>\n"])
+                items = (_label(entry, threshold) for entry in answer["labels"])
+                file.writelines(["<ol>\n", *items, "</ol>\n</article>\n"])
             file.write(tail)
 
     try:
