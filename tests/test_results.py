@@ -39,7 +39,7 @@ def test_best_first_and_ties_in_the_order_of_the_vocabulary():
     found = prediction()
     assert [tag.label for tag in found.tags()] == ["dog", "cat", "umbrella", "kite"]
     assert found.top(2) == found.tags()[:2]
-    assert found.top(2)[0] == ("dog", 0.9, 3.0, True, None)
+    assert found.top(2)[0] == ("dog", 0.9, 3.0, True, None, True)
     assert found.top(1)[0].probability == found.probabilities.max() == 0.9
     assert [tag.label for tag in found.above(0.5)] == ["dog", "cat", "umbrella"]  # 0.5 is enough
     assert found.above(0.95) == []
@@ -53,6 +53,7 @@ def test_a_result_is_frozen_and_checks_its_shapes():
     for name, wrong in (
         ("values", np.zeros(3)),
         ("familiarity", np.zeros(5)),
+        ("trust", np.zeros(5)),
         ("scores", np.zeros((1, 4))),
         ("plan", np.zeros((6, 3))),
         ("marginal", np.zeros(5)),
@@ -123,7 +124,7 @@ def test_plain_data():
 
 
 def test_a_word_that_was_not_learned_is_marked():
-    found = prediction(familiarity=np.array([0.9, 0.4999, 0.5, 1.0]))
+    found = prediction(familiarity=np.array([0.9, 0.4999, 0.5, 1.0]), trust=np.array([0.9, 0.4999, 0.5, 0.8]))
     assert found.trusted.tolist() == [True, False, True, True]
     assert [tag.trusted for tag in found.tags()] == [False, True, True, True]
     entry = found.to_dict(top=1)["labels"][0]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from .errors import RamatchError
 
-FAMILIAR = 0.5  # from here on a label counts as learned
+TRUSTED = 0.5  # from here on a label's probability is more than a guess
 RELATIVE = (
     "the model is not calibrated, so there is no probability: a 'value' is a relative score, which compares the labels "
     "of this vocabulary with each other; see ramatch calibrate"
@@ -21,23 +21,20 @@ SHARPNESS = 12.0  # of similarity maps
 
 class Tag(NamedTuple):
     """One label of one image. `value` is its probability, or where the model is not calibrated its relative score.
-    `trusted`: the value is a probability, and of a word that the model has learned (as far as is known)."""
+    `trusted`: the value is a probability, and of a word that the model knows well (as far as can be said)."""
 
     label: str
     value: float
     score: float
     calibrated: bool = True
     familiarity: float | None = None
+    trusted: bool = True
 
     @property
     def probability(self) -> float:
         if not self.calibrated:
             raise RamatchError(RELATIVE)
         return self.value
-
-    @property
-    def trusted(self) -> bool:
-        return self.calibrated and (self.familiarity is None or self.familiarity >= FAMILIAR)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +44,7 @@ class Prediction:
     labels: N names. scores (N,): for ranking. values (N,) in [0, 1]; `calibrated` says of which kind: probabilities,
     which answer "is it there?" for each label by itself, or relative scores, which share out one certainty among the
     labels of the vocabulary and so sum to 1. familiarity (N,) in [0, 1]: how much each label is like the words that the
-    model learned, where that is known. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal
+    model learned, where that is known. trust (N,) in [0, 1]: what each probability is worth (`Calibrator.trust`). grid: rows and columns of the M regions. similarities, plan (M, N) and marginal
     (M,) are there when maps were asked for; each column of the plan sums to 1. source: the file's name; size: (width,
     height) of the image.
     """
@@ -63,6 +60,7 @@ class Prediction:
     source: str | None = None
     size: tuple[int, int] | None = None
     familiarity: np.ndarray | None = None
+    trust: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         n, m = len(self.labels), self.grid[0] * self.grid[1]
@@ -70,6 +68,7 @@ class Prediction:
             ("values", (n,)),
             ("scores", (n,)),
             ("familiarity", (n,)),
+            ("trust", (n,)),
             ("similarities", (m, n)),
             ("plan", (m, n)),
             ("marginal", (m,)),
@@ -88,8 +87,7 @@ class Prediction:
     @property
     def trusted(self) -> np.ndarray:
         """(N,) bool: see `Tag`."""
-        known = np.ones(len(self.labels)) if self.familiarity is None else self.familiarity
-        return (known >= FAMILIAR) & self.calibrated
+        return (np.ones(len(self.labels)) if self.trust is None else self.trust) >= (TRUSTED if self.calibrated else 2)
 
     def __repr__(self) -> str:
         best = ", ".join(f"{tag.label} {tag.value:.2f}{'?' * (not tag.trusted)}" for tag in self.top(3))
@@ -100,8 +98,10 @@ class Prediction:
         """All labels, best first; ties in the order of the vocabulary."""
         order = np.argsort(-self.scores, kind="stable")
         known = [None] * len(order) if self.familiarity is None else self.familiarity.tolist()
-        values, scores = self.values.tolist(), self.scores.tolist()
-        return [Tag(self.labels[i], values[i], scores[i], self.calibrated, known[i]) for i in order]
+        rows = list(
+            zip(self.labels, self.values.tolist(), self.scores.tolist(), known, self.trusted.tolist(), strict=True)
+        )
+        return [Tag(*row[:3], self.calibrated, *row[3:]) for row in (rows[i] for i in order)]
 
     def top(self, k: int = 10) -> list[Tag]:
         """The k best labels."""

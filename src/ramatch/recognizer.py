@@ -199,9 +199,10 @@ class Recognizer:
         output = engine.recognize(trunk, vocabulary, plan=maps, matcher=matcher)
         if self.calibrator is not None:
             features = [output.image, output.region, output.best]
-            words = Words.of(vocabulary)
+            words, trust = Words.of(vocabulary), self.calibrator.trust(Words.of(vocabulary))
             values = scores = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), words))
         else:  # the paper's normalized mean of s_G and s_R
+            trust = None
             values, scores = _array(self.ram.score(output, "softmax")), _array(cast(Tensor, output.scores))
         shown: dict[str, np.ndarray] = {}
         if output.sim is not None and output.match is not None:
@@ -209,7 +210,7 @@ class Recognizer:
             tensors = {"similarities": output.sim, "plan": plan, "marginal": output.match.marginal}
             shown = {name: _array(value) for name, value in tensors.items()}
         common = {"labels": vocabulary.names, "calibrated": self.calibrated, "grid": output.grid}
-        common["familiarity"] = vocabulary.familiarity
+        common |= {"familiarity": vocabulary.familiarity, "trust": trust}
         rows = {"values": values, "scores": scores} | shown
         return [
             Prediction(**common, source=source, size=size, **{name: value[i] for name, value in rows.items()})  # type: ignore[arg-type]

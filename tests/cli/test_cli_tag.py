@@ -226,7 +226,7 @@ def test_words_that_were_not_learned_are_marked(tag, photos, monkeypatch):
     values, known = np.array([0.2, 0.8, 0.6]), np.array([0.97, 0.99, 0.031])
 
     def one(recognizer, paths, **options) -> Iterator[Prediction]:
-        labels, options = ("cat", "dog", "xqzt"), {"source": "a.jpg", "familiarity": known}
+        labels, options = ("cat", "dog", "xqzt"), {"source": "a.jpg", "familiarity": known, "trust": known}
         yield Prediction(labels, values, values, True, (4, 4), **options)
         yield Prediction(labels[:2], values[:2], values[:2], True, (4, 4), source="b.jpg", familiarity=known[:2])
 
@@ -234,7 +234,7 @@ def test_words_that_were_not_learned_are_marked(tag, photos, monkeypatch):
     lines = tag(photos, "--labels", "cat,dog,xqzt").out.splitlines()
     assert [line[:13].rstrip() for line in lines[:4]] == ["a.jpg", "  dog    0.80", "  xqzt   0.60", "  cat    0.20"]
     assert [line[13] for line in lines[1:4]] == [" ", "?", " "]
-    assert lines[-1] == "?: ramatch has not learned this word; take the number as a guess"
+    assert lines[-1] == "?: ramatch does not know this word well; take the number as a guess"
     assert sum("?" in line for line in lines) == 2, "said once"
     rows = list(csv.DictReader(io.StringIO(tag(photos, "--labels", "cat,dog,xqzt", "--format", "csv").out)))
     marked = {r["label"]: (r["probability"], r["calibrated"], r["familiarity"], r["relative"]) for r in rows[:3]}

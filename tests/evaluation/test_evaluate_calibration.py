@@ -87,6 +87,9 @@ def test_doubt_is_learned_where_probabilities_are_off_and_carries_over_to_like_w
     drawn = (doubtful(z, more) - 0.5).abs() <= (plain(z) - 0.5).abs() + 1e-9
     assert drawn.all(), "towards even odds, never past them"
     assert ((doubtful(z, more) > 0.5) == (plain(z) > 0.5)).all()
+    trust = doubtful.trust(more)
+    assert np.median(trust[far]) < 0.5 < trust[~far].mean()
+    assert doubtful.trust(Words(more.unit, torch.full((60,), 0.01))).max() < 0.011
     with pytest.raises(RamatchError, match="looks at the labels' words"):
         doubtful(x)
 

@@ -94,7 +94,7 @@ def test_opens_with_an_example_already_tagged(page: Any) -> None:
     assert values == sorted(values, reverse=True)
 
 
-def test_words_that_were_not_learned_and_relative_scores_are_shown_for_what_they_are(page: Any) -> None:
+def test_words_not_known_well_and_relative_scores_are_shown_for_what_they_are(page: Any) -> None:
     def change(calibrated: bool) -> Any:
         def answer(route: Any) -> None:
             response = route.fetch()
@@ -111,7 +111,7 @@ def test_words_that_were_not_learned_and_relative_scores_are_shown_for_what_they
     page.route("**/v1/tag", change(calibrated=True))
     page.click("#thumbs button >> nth=2")
     until(page, "document.querySelector('.label .value')?.textContent.endsWith(' ?')")
-    assert "ramatch has not learned this word" in page.locator(".label .name").first.get_attribute("title")
+    assert "ramatch does not know this word well" in page.locator(".label .name").first.get_attribute("title")
     assert sum(text.endswith("?") for text in page.locator(".label .value").all_inner_texts()) == 1
     assert not page.is_visible("#uncalibrated")
     page.unroute("**/v1/tag")

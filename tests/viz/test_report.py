@@ -176,11 +176,11 @@ def test_clear_errors(tmp_path: Path) -> None:
 
 
 def test_a_word_that_was_not_learned_is_marked_and_explained(tmp_path: Path) -> None:
-    found = replace(predict(maps=False), familiarity=np.array([0.9, 0.1, 0.8, 0.7, 0.6, 0.5]))
+    found = replace(predict(maps=False), trust=np.array([0.9, 0.1, 0.8, 0.7, 0.6, 0.5]))
     text = write_report([found], [image()], tmp_path / "r.html").read_text(encoding="utf-8")
     page = Reader(text)
     titles = [a["title"] for a in page.all("span") if a.get("class") == "name"]
-    assert titles[:2] == ["cat", "dog: ramatch has not learned this word; take the number as a guess"]
+    assert titles[:2] == ["cat", "dog: ramatch does not know this word well; take the number as a guess"]
     assert [t for t in page.texts if t.endswith(" ?")] == ["74 % ?"]
     assert "not calibrated" not in text
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..prediction import Prediction
 
 TOP = 5  # labels per image, unless told
-UNSURE = "?: ramatch has not learned this word; take the number as a guess\n"
+UNSURE = "?: ramatch does not know this word well; take the number as a guess\n"
 RELATIVE = "relative scores, which compare the labels: the model is not calibrated\n"
 REPORT_TOP = 15  # labels listed per image on a page, where the threshold alone would choose
 

@@ -136,6 +136,11 @@ class Calibrator:
             p = p * words.familiarity.to(p)
         return p if isinstance(features, Tensor) else p.numpy()
 
+    def trust(self, words: Words) -> np.ndarray:
+        """(N,) in [0, 1]: how much a label's probability is worth; less for a strange word, and for one in doubt."""
+        trust = torch.ones(len(words.unit)) if words.familiarity is None else words.familiarity.float()
+        return (trust if self.doubt is None else torch.minimum(trust, 1 - _share(words.unit, self.doubt).cpu())).numpy()
+
     def _logits(self, x: Tensor) -> Tensor:
         slope = self.weights / self.scale
         return x @ slope.to(x) + (self.bias - slope @ self.mean).to(x)

@@ -226,7 +226,9 @@ class Library:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""
         names, view = tuple(labels), self.snapshot(recognizer)
         encoded, words = Labels(label_directions(recognizer, names)), label_words(recognizer, names)
-        known = None if words.familiarity is None else words.familiarity.numpy()
+        known: dict[str, Any] = {"familiarity": None if words.familiarity is None else words.familiarity.numpy()}
+        if recognizer.calibrator is not None:
+            known["trust"] = recognizer.calibrator.trust(words)
         files: dict[int, list[tuple[bytes, int, int]]] = {}
         select = "SELECT row, path, width, height FROM files JOIN photos ON photos.id = photo ORDER BY path"
         for row, *file in self.database.execute(select):
@@ -236,7 +238,7 @@ class Library:
             for i, row in enumerate(block.tolist()):
                 for path, width, height in files.get(row, ()):
                     answer = Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1))
-                    yield replace(answer, source=str(self._path(path)), size=(width, height), familiarity=known)
+                    yield replace(answer, source=str(self._path(path)), size=(width, height), **known)
 
     def _path(self, key: bytes) -> Path:
         return Path(os.path.normpath(self.path.parent / os.fsdecode(key)))

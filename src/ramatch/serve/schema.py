@@ -71,7 +71,9 @@ class Tag(BaseModel):
     relative: float | None = Field(
         None, description="Only without calibration: a share of 1, which compares the labels of the vocabulary"
     )
-    calibrated: bool = Field(description="Whether to trust the probability: not of words the model has not learned")
+    calibrated: bool = Field(
+        description="Whether to trust the probability: not that of a word the model does not know well"
+    )
     familiarity: float | None = Field(
         description="In [0, 1]: how much like the words that the model learned; null where these are not known"
     )

@@ -27,7 +27,7 @@ from ramatch.errors import RamatchError
 from ramatch.files import write_atomic
 from ramatch.prediction import Prediction
 
-GUESS = "ramatch has not learned this word; take the number as a guess"
+GUESS = "ramatch does not know this word well; take the number as a guess"
 RELATIVE = "Relative scores, which compare these labels: the model is not calibrated."
 _PARTS = Path(assets.__file__).parent / "report"
 _SHARED = Path(ramatch.__file__).parent / "serve" / "page"  # the web page's colours, label list and map drawing

@@ -170,7 +170,7 @@ function row(label, below) {
   button.setAttribute("aria-pressed", String(label.label === state.held));
   const parts = ["name", "track", "value"].map((name) => Object.assign(document.createElement("span"), { className: name }));
   parts[0].textContent = label.label;
-  parts[0].title = unsure(label) ? `${label.label}: ramatch has not learned this word; take the number as a guess` : label.label;
+  parts[0].title = unsure(label) ? `${label.label}: ramatch does not know this word well; take the number as a guess` : label.label;
   parts[2].textContent = shown(label);
   const fill = Object.assign(document.createElement("span"), { className: "fill" });
   fill.style.clipPath = `inset(0 ${100 - value(label) * 100}% 0 0 round 5px)`;
