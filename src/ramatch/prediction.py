@@ -98,10 +98,8 @@ class Prediction:
         """All labels, best first; ties in the order of the vocabulary."""
         order = np.argsort(-self.scores, kind="stable")
         known = [None] * len(order) if self.familiarity is None else self.familiarity.tolist()
-        rows = list(
-            zip(self.labels, self.values.tolist(), self.scores.tolist(), known, self.trusted.tolist(), strict=True)
-        )
-        return [Tag(*row[:3], self.calibrated, *row[3:]) for row in (rows[i] for i in order)]
+        values, scores, trusted = self.values.tolist(), self.scores.tolist(), self.trusted.tolist()
+        return [Tag(self.labels[i], values[i], scores[i], self.calibrated, known[i], trusted[i]) for i in order]
 
     def top(self, k: int = 10) -> list[Tag]:
         """The k best labels."""

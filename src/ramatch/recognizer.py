@@ -199,7 +199,8 @@ class Recognizer:
         output = engine.recognize(trunk, vocabulary, plan=maps, matcher=matcher)
         if self.calibrator is not None:
             features = [output.image, output.region, output.best]
-            words, trust = Words.of(vocabulary), self.calibrator.trust(Words.of(vocabulary))
+            words = Words.of(vocabulary)
+            trust = self.calibrator.trust(words)
             values = scores = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), words))
         else:  # the paper's normalized mean of s_G and s_R
             trust = None
