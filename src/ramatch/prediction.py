@@ -44,9 +44,9 @@ class Prediction:
     labels: N names. scores (N,): for ranking. values (N,) in [0, 1]; `calibrated` says of which kind: probabilities,
     which answer "is it there?" for each label by itself, or relative scores, which share out one certainty among the
     labels of the vocabulary and so sum to 1. familiarity (N,) in [0, 1]: how much each label is like the words that the
-    model learned, where that is known. trust (N,) in [0, 1]: what each probability is worth (`Calibrator.trust`). grid: rows and columns of the M regions. similarities, plan (M, N) and marginal
-    (M,) are there when maps were asked for; each column of the plan sums to 1. source: the file's name; size: (width,
-    height) of the image.
+    model learned; trust (N,) in [0, 1]: what each probability is worth; both where that is known. grid: rows and
+    columns of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps were asked for; each
+    column of the plan sums to 1. source: the file's name; size: (width, height) of the image.
     """
 
     labels: tuple[str, ...]

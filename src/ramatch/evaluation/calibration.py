@@ -26,7 +26,7 @@ from ramatch.evaluation.reliability import best_f1, calibration_report
 from ramatch.modeling.types import Labels
 
 _TENSORS = ("weights", "bias", "mean", "scale")
-DOUBT_L2 = 0.01  # prior precision of the doubt's weights; each label of the evidence counts as one
+DOUBT_L2 = 0.005  # prior precision of the doubt's weights; each label of the evidence counts as one
 
 
 class Words(NamedTuple):
@@ -90,12 +90,16 @@ class Calibrator:
 
     def with_doubt(self, evidence: Sequence[Evidence]) -> Calibrator:
         """This calibrator, with `doubt` fitted to what it gets wrong on several labelled sets, the first being the one
-        it was fitted on. Every label counts the same, so that no set rules by its size."""
-        sets = []
+        it was fitted on. Every label counts the same, so that no set rules by its images; the labels of the first
+        together at least as much as all others, so that what was calibrated well is left alone."""
+        sets: list[tuple[Tensor, Tensor, Tensor, Tensor, float]] = []
+        others = sum(len(e.words.unit) for e in evidence[1:])
         for features, targets, words in evidence:
             x, y = _check(features, targets)
             known = torch.ones(len(words.unit)) if words.familiarity is None else words.familiarity
-            sets.append((words.unit.double().cpu(), self._logits(x.cpu()).double(), y.cpu(), known.double().cpu()))
+            share = 1.0 if sets else max(1.0, others / len(words.unit))
+            logits = self._logits(x.cpu()).double()
+            sets.append((words.unit.double().cpu(), logits, y.cpu(), known.double().cpu(), share))
         theta = torch.zeros(sets[0][0].shape[1] + 1, dtype=torch.float64)
         theta[-1] = -2.0  # begin with little of it
         theta.requires_grad_()
@@ -104,10 +108,10 @@ class Calibrator:
         def loss() -> Tensor:
             search.zero_grad()
             total = DOUBT_L2 * theta[:-1].square().sum()
-            for unit, logits, y, known in sets:
+            for unit, logits, y, known, share in sets:
                 z, known = logits * (1 - _share(unit, theta)), known.clamp(1e-6, 1 - 1e-9)
                 absent = softplus(z + torch.log1p(-known)) - softplus(z)  # log(1 - known * sigmoid(z))
-                total = total - torch.where(y, known.log() + logsigmoid(z), absent).mean(0).sum()
+                total = total - share * torch.where(y, known.log() + logsigmoid(z), absent).mean(0).sum()
             total.backward()
             return total
 
