@@ -29,7 +29,7 @@ def run(soak: Soak) -> None:
 
 
 def same(one: Prediction, other: Prediction) -> bool:
-    pairs: list[tuple[Any, Any]] = [(one.scores, other.scores), (one.probabilities, other.probabilities)]
+    pairs: list[tuple[Any, Any]] = [(one.scores, other.scores), (one.values, other.values)]
     return one.labels == other.labels and all(np.allclose(a, b, atol=1e-5, rtol=1e-4) for a, b in pairs)
 
 

@@ -43,7 +43,7 @@ def same(ours, plain) -> None:
         assert a.labels == b.labels
         assert a.grid == b.grid
         np.testing.assert_allclose(a.scores, b.scores, atol=1e-3)
-        np.testing.assert_allclose(a.probabilities, b.probabilities, atol=1e-3)
+        np.testing.assert_allclose(a.values, b.values, atol=1e-3)
 
 
 @pytest.fixture
@@ -60,10 +60,7 @@ def engines(monkeypatch):
 def test_predictions_are_those_of_the_plain_path(device, calibrated, engines):
     calibrator = None
     if calibrated:  # of all three features
-        none = torch.zeros(0)
-        calibrator = Calibrator(
-            torch.tensor([3.0, 2.0, 1.0]), torch.tensor(-1.0), torch.zeros(3), torch.ones(3), none, none
-        )
+        calibrator = Calibrator(torch.tensor([3.0, 2.0, 1.0]), torch.tensor(-1.0), torch.zeros(3), torch.ones(3))
     fast, plain = make(True, device, calibrator), make(False, device, calibrator)
     pictures = [picture(i) for i in range(7)]
     wanted = plain.predict(pictures, batch_size=3)
@@ -138,7 +135,7 @@ def test_eight_threads_with_matchers_and_vocabularies_of_their_own(device, fast)
         for ours, one in zip(predictions, expected, strict=True):
             assert ours.labels == one.labels
             np.testing.assert_allclose(ours.scores, one.scores, atol=1e-5)
-            np.testing.assert_allclose(ours.probabilities, one.probabilities, atol=1e-5)
+            np.testing.assert_allclose(ours.values, one.values, atol=1e-5)
             assert (ours.plan is None) == (one.plan is None)
             if one.plan is not None:
                 np.testing.assert_allclose(ours.plan, one.plan, atol=1e-5)

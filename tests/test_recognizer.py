@@ -45,7 +45,7 @@ def make(*, cache: int = 64, labels: list[str] | None = LABELS, **changes: objec
 def same(a, b, tolerance: float = 1e-5) -> None:
     assert a.labels == b.labels
     np.testing.assert_allclose(a.scores, b.scores, atol=tolerance)
-    np.testing.assert_allclose(a.probabilities, b.probabilities, atol=tolerance)
+    np.testing.assert_allclose(a.values, b.values, atol=tolerance)
 
 
 def far(a, b, least: float = 1e-3) -> bool:
@@ -249,7 +249,7 @@ def test_maps(matcher):
 
 
 @pytest.mark.parametrize("preset", ["ramatch", "paper"])
-def test_without_calibration_probabilities_are_relative_to_the_vocabulary(preset):
+def test_without_calibration_scores_are_relative_to_the_vocabulary(preset):
     recognizer = Recognizer(tiny_ram(preset))
     ram, photo = recognizer.ram, picture()
     assert not recognizer.calibrated
@@ -262,16 +262,16 @@ def test_without_calibration_probabilities_are_relative_to_the_vocabulary(preset
             output = ram(pixels, labels)
             image, region = output.image / ram.tau_global, output.region / ram.tau_region
             expected = (image.softmax(-1) + region.softmax(-1))[0] / 2
-        np.testing.assert_allclose(found.probabilities, expected.numpy(), atol=1e-5)
-        np.testing.assert_allclose(found.probabilities.sum(), 1, atol=1e-5)
+        np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-5)
+        np.testing.assert_allclose(found.values.sum(), 1, atol=1e-5)
         np.testing.assert_allclose(found.scores, ram.score(output)[0].detach().numpy(), atol=1e-5)
-    assert found.probabilities.tolist() == [pytest.approx(1.0)]
+    assert found.values.tolist() == [pytest.approx(1.0)]
 
 
 @pytest.fixture
 def calibrator() -> Calibrator:
     features = torch.rand(400, 3, 3, generator=torch.Generator().manual_seed(4))
-    return Calibrator.fit(features, features.mean(-1) > 0.5, feature_names=("image", "region", "best"))
+    return Calibrator.fit(features, features.mean(-1) > 0.5, names=("image", "region", "best"))
 
 
 def test_calibrated_probabilities_are_used_where_there_are_any(tmp_path, calibrator):
@@ -420,7 +420,7 @@ def test_background_labels_compete_but_are_not_answered(tmp_path):
     assert found.plan.shape == (16, 2)
     np.testing.assert_allclose(found.plan.sum(0), 1, atol=1e-3)
     assert np.abs(found.plan - plain.plan).max() > 1e-3  # they did compete
-    np.testing.assert_allclose(found.probabilities.sum(), 1, atol=1e-5)
+    np.testing.assert_allclose(found.values.sum(), 1, atol=1e-5)
     recognizer.save_pretrained(tmp_path / "m", with_backbone=True)
     loaded = Recognizer.from_pretrained(tmp_path / "m", device="cpu")
     assert loaded.ram.background == BACKGROUND

@@ -20,7 +20,7 @@ def prediction(grid: tuple[int, int] = (2, 3), *, maps: bool = True, **changes: 
     plan = np.random.default_rng(0).random((m, n)).astype(np.float32)
     values: dict = {
         "labels": LABELS,
-        "probabilities": np.array([0.5, 0.9, 0.1, 0.5]),
+        "values": np.array([0.5, 0.9, 0.1, 0.5]),
         "scores": np.array([1.0, 3.0, -2.0, 1.0]),
         "calibrated": True,
         "grid": grid,
@@ -39,7 +39,8 @@ def test_best_first_and_ties_in_the_order_of_the_vocabulary():
     found = prediction()
     assert [tag.label for tag in found.tags()] == ["dog", "cat", "umbrella", "kite"]
     assert found.top(2) == found.tags()[:2]
-    assert found.top(2)[0] == ("dog", 0.9, 3.0)
+    assert found.top(2)[0] == ("dog", 0.9, 3.0, True, None, True)
+    assert found.top(1)[0].probability == found.probabilities.max() == 0.9
     assert [tag.label for tag in found.above(0.5)] == ["dog", "cat", "umbrella"]  # 0.5 is enough
     assert found.above(0.95) == []
     assert len(found.top(99)) == 4
@@ -50,7 +51,9 @@ def test_a_result_is_frozen_and_checks_its_shapes():
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.calibrated = False  # type: ignore[misc]
     for name, wrong in (
-        ("probabilities", np.zeros(3)),
+        ("values", np.zeros(3)),
+        ("familiarity", np.zeros(5)),
+        ("trust", np.zeros(5)),
         ("scores", np.zeros((1, 4))),
         ("plan", np.zeros((6, 3))),
         ("marginal", np.zeros(5)),
@@ -109,7 +112,8 @@ def test_plain_data():
     data = found.to_dict()
     assert list(data) == ["image", "labels", "calibrated", "width", "height"]
     assert (data["image"], data["width"], data["height"], data["calibrated"]) == ("a.jpg", 30, 20, True)
-    assert data["labels"][0] == {"label": "dog", "probability": 0.9, "score": 3.0}
+    first = {"label": "dog", "probability": 0.9, "score": 3.0, "calibrated": True, "familiarity": None}
+    assert data["labels"][0] == first
     assert [e["label"] for e in found.to_dict(top=1)["labels"]] == ["dog"]
     assert [e["label"] for e in found.to_dict(threshold=0.4, top=2)["labels"]] == ["dog", "cat"]
     assert found.to_dict(threshold=0.99)["labels"] == []
@@ -117,6 +121,32 @@ def test_plain_data():
     assert with_maps["grid"] == [2, 3]
     assert np.allclose(with_maps["labels"][0]["map"], found.heatmap("dog"), atol=1e-3)
     assert "width" not in prediction(size=None).to_dict()
+
+
+def test_a_word_that_was_not_learned_is_marked():
+    found = prediction(familiarity=np.array([0.9, 0.4999, 0.5, 1.0]), trust=np.array([0.9, 0.4999, 0.5, 0.8]))
+    assert found.trusted.tolist() == [True, False, True, True]
+    assert [tag.trusted for tag in found.tags()] == [False, True, True, True]
+    entry = found.to_dict(top=1)["labels"][0]
+    assert (entry["label"], entry["calibrated"], entry["familiarity"]) == ("dog", False, 0.5)
+    assert "dog 0.90?, cat 0.50, umbrella 0.50, of" in repr(found)
+    assert found.to_dict()["calibrated"]  # the model is
+
+
+def test_a_relative_score_is_never_called_a_probability():
+    found = prediction(calibrated=False, familiarity=np.ones(4))
+    with pytest.raises(RamatchError, match=r"not calibrated.*ramatch calibrate"):
+        _ = found.probabilities
+    with pytest.raises(RamatchError, match="relative score"):
+        _ = found.top(1)[0].probability
+    assert found.top(1)[0].value == 0.9
+    assert [tag.label for tag in found.above(0.5)] == ["dog", "cat", "umbrella"]
+    assert not found.trusted.any()
+    data = found.to_dict()
+    assert "probability" not in json.dumps(data)
+    assert data["labels"][0]["relative"] == 0.9
+    assert not any(entry["calibrated"] for entry in data["labels"])
+    assert repr(found).endswith("relative scores, not calibrated)")
 
 
 def test_plot(tmp_path):

@@ -11,30 +11,46 @@ from PIL import Image
 
 from .errors import RamatchError
 
+TRUSTED = 0.5  # from here on a label's probability is more than a guess
+RELATIVE = (
+    "the model is not calibrated, so there is no probability: a 'value' is a relative score, which compares the labels "
+    "of this vocabulary with each other; see ramatch calibrate"
+)
 SHARPNESS = 12.0  # of similarity maps
 
 
 class Tag(NamedTuple):
-    """One label of one image."""
+    """One label of one image. `value` is its probability, or where the model is not calibrated its relative score.
+    `trusted`: the value is a probability, and of a word that the model knows well (as far as can be said)."""
 
     label: str
-    probability: float
+    value: float
     score: float
+    calibrated: bool = True
+    familiarity: float | None = None
+    trusted: bool = True
+
+    @property
+    def probability(self) -> float:
+        if not self.calibrated:
+            raise RamatchError(RELATIVE)
+        return self.value
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """One image's answer for every label of the vocabulary.
 
-    labels: N names. scores (N,): for ranking. probabilities (N,) in [0, 1]; `calibrated` says of which kind: calibrated
-    ones answer "is it there?" for each label by itself, others share out one certainty among the labels of the
-    vocabulary and so sum to 1. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal (M,) are
-    there when maps were asked for; each column of the plan sums to 1. source: the file's name; size: (width, height) of
-    the image.
+    labels: N names. scores (N,): for ranking. values (N,) in [0, 1]; `calibrated` says of which kind: probabilities,
+    which answer "is it there?" for each label by itself, or relative scores, which share out one certainty among the
+    labels of the vocabulary and so sum to 1. familiarity (N,) in [0, 1]: how much each label is like the words that the
+    model learned; trust (N,) in [0, 1]: what each probability is worth; both where that is known. grid: rows and
+    columns of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps were asked for; each
+    column of the plan sums to 1. source: the file's name; size: (width, height) of the image.
     """
 
     labels: tuple[str, ...]
-    probabilities: np.ndarray
+    values: np.ndarray
     scores: np.ndarray
     calibrated: bool
     grid: tuple[int, int]
@@ -43,12 +59,16 @@ class Prediction:
     marginal: np.ndarray | None = None
     source: str | None = None
     size: tuple[int, int] | None = None
+    familiarity: np.ndarray | None = None
+    trust: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         n, m = len(self.labels), self.grid[0] * self.grid[1]
         for name, shape in (
-            ("probabilities", (n,)),
+            ("values", (n,)),
             ("scores", (n,)),
+            ("familiarity", (n,)),
+            ("trust", (n,)),
             ("similarities", (m, n)),
             ("plan", (m, n)),
             ("marginal", (m,)),
@@ -57,22 +77,37 @@ class Prediction:
             if value is not None and value.shape != shape:
                 raise ValueError(f"{name} has shape {value.shape}, expected {shape}")
 
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The values, if they are probabilities."""
+        if not self.calibrated:
+            raise RamatchError(RELATIVE)
+        return self.values
+
+    @property
+    def trusted(self) -> np.ndarray:
+        """(N,) bool: see `Tag`."""
+        return (np.ones(len(self.labels)) if self.trust is None else self.trust) >= (TRUSTED if self.calibrated else 2)
+
     def __repr__(self) -> str:
-        best = ", ".join(f"{tag.label} {tag.probability:.2f}" for tag in self.top(3))
-        return f"Prediction({self.source or 'image'}: {best}, of {len(self.labels)} labels)"
+        best = ", ".join(f"{tag.label} {tag.value:.2f}{'?' * (not tag.trusted)}" for tag in self.top(3))
+        kind = "" if self.calibrated else "; relative scores, not calibrated"
+        return f"Prediction({self.source or 'image'}: {best}, of {len(self.labels)} labels{kind})"
 
     def tags(self) -> list[Tag]:
         """All labels, best first; ties in the order of the vocabulary."""
         order = np.argsort(-self.scores, kind="stable")
-        return [Tag(self.labels[i], float(self.probabilities[i]), float(self.scores[i])) for i in order]
+        known = [None] * len(order) if self.familiarity is None else self.familiarity.tolist()
+        values, scores, trusted = self.values.tolist(), self.scores.tolist(), self.trusted.tolist()
+        return [Tag(self.labels[i], values[i], scores[i], self.calibrated, known[i], trusted[i]) for i in order]
 
     def top(self, k: int = 10) -> list[Tag]:
         """The k best labels."""
         return self.tags()[:k]
 
     def above(self, threshold: float = 0.5) -> list[Tag]:
-        """The labels that are at least this probable, best first."""
-        return [tag for tag in self.tags() if tag.probability >= threshold]
+        """The labels that are at least this probable (or have this relative score), best first."""
+        return [tag for tag in self.tags() if tag.value >= threshold]
 
     def heatmap(self, label: str, *, kind: str = "similarity", size: tuple[int, int] | None = None) -> np.ndarray:
         """Where a label is, over the grid (rows, columns), in [0, 1] with the largest at 1.
@@ -117,10 +152,17 @@ class Prediction:
         return figure
 
     def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
-        """Plain data for JSON: the chosen labels with probability and score, and their maps if asked for."""
+        """Plain data for JSON: the chosen labels, each with `probability` (`relative` if the model is not calibrated),
+        `score`, `calibrated` (whether to trust its probability) and `familiarity`; their maps if asked for."""
         tags = self.tags() if threshold is None else self.above(threshold)
         entries: list[dict[str, Any]] = [
-            {"label": tag.label, "probability": round(tag.probability, 4), "score": round(tag.score, 5)}
+            {
+                "label": tag.label,
+                "probability" if self.calibrated else "relative": round(tag.value, 4),
+                "score": round(tag.score, 5),
+                "calibrated": tag.trusted,
+                "familiarity": None if tag.familiarity is None else round(tag.familiarity, 3),
+            }
             for tag in tags[:top]
         ]
         if maps:

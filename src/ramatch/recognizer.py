@@ -16,7 +16,7 @@ from .config import preset as named_preset
 from .data.images import load_image, name_of
 from .data.prefetch import Loaded, chunks, is_single, prefetch
 from .errors import RamatchError
-from .evaluation.calibration import Calibrator
+from .evaluation.calibration import Calibrator, Words
 from .files import read_json, write_json
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
@@ -122,7 +122,7 @@ class Recognizer:
 
     @property
     def calibrated(self) -> bool:
-        """Whether probabilities are calibrated: each label's own. Otherwise they are relative to the vocabulary."""
+        """Whether it gives probabilities, each label's own; otherwise relative scores."""
         return self.calibrator is not None
 
     @property
@@ -163,9 +163,9 @@ class Recognizer:
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
         `maps` (or `plan`) keeps what heat maps and pictures need.
 
-        `Prediction.calibrated` says which kind of probabilities one has. Calibrated: one number per label, whatever
-        else was asked for; 0.5 means even odds. Not calibrated: the paper's score, the mean of two softmaxes over the
-        vocabulary; it sums to 1, so it only compares the labels of this vocabulary (a single label always gets 1).
+        `Prediction.calibrated` says what one has. Calibrated: a probability for each label, whatever else was asked
+        for; 0.5 means even odds. Not calibrated: relative scores, the mean of two softmaxes over the vocabulary as in
+        the paper; they sum to 1, so they only compare the labels of this vocabulary (a single label always gets 1).
         """
         if batch_size < 1:
             raise RamatchError(f"batch_size must be at least 1, got {batch_size}")
@@ -200,16 +200,20 @@ class Recognizer:
         output = engine.recognize(trunk, vocabulary, plan=maps, matcher=matcher)
         if self.calibrator is not None:
             features = [output.image, output.region, output.best]
-            probabilities = scores = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), vocabulary.names))
+            words = Words.of(vocabulary)
+            trust = self.calibrator.trust(words)
+            values = scores = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), words))
         else:  # the paper's normalized mean of s_G and s_R
-            probabilities, scores = _array(self.ram.score(output, "softmax")), _array(cast(Tensor, output.scores))
+            trust = None
+            values, scores = _array(self.ram.score(output, "softmax")), _array(cast(Tensor, output.scores))
         shown: dict[str, np.ndarray] = {}
         if output.sim is not None and output.match is not None:
             plan = output.match.plan / output.mass
             tensors = {"similarities": output.sim, "plan": plan, "marginal": output.match.marginal}
             shown = {name: _array(value) for name, value in tensors.items()}
         common = {"labels": vocabulary.names, "calibrated": self.calibrated, "grid": output.grid}
-        rows = {"probabilities": probabilities, "scores": scores} | shown
+        common |= {"familiarity": vocabulary.familiarity, "trust": trust}
+        rows = {"values": values, "scores": scores} | shown
         return [
             Prediction(**common, source=source, size=size, **{name: value[i] for name, value in rows.items()})  # type: ignore[arg-type]
             for i, (_, source, size) in enumerate(loaded)

@@ -74,9 +74,9 @@ def test_json_is_one_array_with_one_object_per_image(tag, photos):
         scores = [e["score"] for e in entry["labels"]]
         assert scores == sorted(scores, reverse=True)
         for e in entry["labels"]:
-            assert list(e) == ["label", "probability", "score"]
+            assert list(e) == ["label", "relative", "score", "calibrated", "familiarity"]  # the model is not calibrated
             assert e["label"] in NAMES
-            assert 0 <= e["probability"] <= 1
+            assert 0 <= e["relative"] <= 1
     assert len({json.dumps(e["labels"]) for e in found}) == 4  # the images differ, so do the answers
 
 
@@ -86,18 +86,21 @@ def test_all_formats_say_the_same(tag, photos):
     lines = tag(*options, "--format", "jsonl").out.splitlines()
     assert [json.loads(line) for line in lines] == objects
     rows = list(csv.DictReader(io.StringIO(tag(*options, "--format", "csv").out)))
-    assert list(rows[0]) == ["image", "label", "probability", "score"]
-    expected = [(o["image"], e["label"], e["probability"], e["score"]) for o in objects for e in o["labels"]]
-    assert [(r["image"], r["label"], float(r["probability"]), float(r["score"])) for r in rows] == expected
+    columns = ["image", "label", "probability", "score", "relative", "calibrated", "familiarity"]
+    assert list(rows[0]) == columns
+    assert {(r["probability"], r["calibrated"], r["familiarity"]) for r in rows} == {("", "False", "")}
+    expected = [(o["image"], e["label"], e["relative"], e["score"]) for o in objects for e in o["labels"]]
+    assert [(r["image"], r["label"], float(r["relative"]), float(r["score"])) for r in rows] == expected
     table = tag(*options).out.splitlines()
+    assert table.pop() == "relative scores, which compare the labels: the model is not calibrated"
     assert len(table) == 4 * 3
     for i, entry in enumerate(objects):
         assert table[3 * i] == entry["image"]
         for line, e in zip(table[3 * i + 1 :], entry["labels"], strict=False):
             label, _, rest = line.strip().partition("  ")
             assert label == e["label"]
-            assert float(rest.split()[0]) == pytest.approx(e["probability"], abs=0.0051)
-            assert line.count("█") == round(20 * e["probability"])
+            assert float(rest.split()[0]) == pytest.approx(e["relative"], abs=0.0051)
+            assert line.count("█") == round(20 * e["relative"])
 
 
 def test_top_and_threshold(tag, photos):
@@ -107,7 +110,7 @@ def test_top_and_threshold(tag, photos):
     result = tag(photos, "--labels", LABELS, "--threshold", 0.15, "--format", "json")
     assert "not calibrated" in result.err  # and so a threshold means little
     for entry, full in zip(json.loads(result.out), everything, strict=True):
-        assert entry["labels"] == [e for e in full["labels"] if e["probability"] >= 0.15]
+        assert entry["labels"] == [e for e in full["labels"] if e["relative"] >= 0.15]
     assert any(0 < len(e["labels"]) < 7 for e in json.loads(result.out))
     both = json.loads(tag(photos, "--labels", LABELS, "--threshold", 0.1, "--top", 1, "--format", "json").out)
     assert [e["labels"] for e in both] == [e["labels"][:1] for e in everything]
@@ -213,9 +216,30 @@ def test_report(tag, photos, tmp_path, options):
         assert f'title="{name}"' in page
     assert page.count("data-map=") == 4 * {(): 5, ("--top", 2): 2}.get(options, 7)
     answered = [line for line in result.out.splitlines() if not line.startswith(" ")]
+    assert answered.pop().startswith("relative scores")
     assert answered == [
         str(p) for p in (photos / "img1.png", photos / "img2.jpg", photos / "img10.png", photos / "more" / "img3.webp")
     ]
+
+
+def test_words_that_were_not_learned_are_marked(tag, photos, monkeypatch):
+    values, known = np.array([0.2, 0.8, 0.6]), np.array([0.97, 0.99, 0.031])
+
+    def one(recognizer, paths, **options) -> Iterator[Prediction]:
+        labels, options = ("cat", "dog", "xqzt"), {"source": "a.jpg", "familiarity": known, "trust": known}
+        yield Prediction(labels, values, values, True, (4, 4), **options)
+        yield Prediction(labels[:2], values[:2], values[:2], True, (4, 4), source="b.jpg", familiarity=known[:2])
+
+    monkeypatch.setattr(ramatch.recognizer, "predict_files", one)
+    lines = tag(photos, "--labels", "cat,dog,xqzt").out.splitlines()
+    assert [line[:13].rstrip() for line in lines[:4]] == ["a.jpg", "  dog    0.80", "  xqzt   0.60", "  cat    0.20"]
+    assert [line[13] for line in lines[1:4]] == [" ", "?", " "]
+    assert lines[-1] == "?: ramatch does not know this word well; take the number as a guess"
+    assert sum("?" in line for line in lines) == 2, "said once"
+    rows = list(csv.DictReader(io.StringIO(tag(photos, "--labels", "cat,dog,xqzt", "--format", "csv").out)))
+    marked = {r["label"]: (r["probability"], r["calibrated"], r["familiarity"], r["relative"]) for r in rows[:3]}
+    assert marked["xqzt"] == ("0.6", "False", "0.031", "")
+    assert marked["dog"] == ("0.8", "True", "0.99", "")
 
 
 @pytest.mark.parametrize("form", ["json", "table"])

@@ -255,7 +255,7 @@ def test_import_authors(ramatch, photos, tmp_path):
     )
     assert result.code == 0
     (entry,) = json.loads(result.out)
-    assert sum(e["probability"] for e in entry["labels"]) == pytest.approx(1, abs=1e-3)
+    assert sum(e["relative"] for e in entry["labels"]) == pytest.approx(1, abs=1e-3)
     ramatch("import-authors", tmp_path / "last.pth", tmp_path / "ours").refused("not an empty folder")
     ramatch("import-authors", tmp_path / "none.pth", tmp_path / "new").refused("no such checkpoint")
     (tmp_path / "text.pth").write_text("no checkpoint")

@@ -10,7 +10,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from ramatch.errors import RamatchError
-from ramatch.evaluation import CalibrationSettings, Calibrator, reliability
+from ramatch.evaluation import Calibrator, reliability
+from ramatch.evaluation.calibration import Evidence, Words
 from ramatch.evaluation.reliability import calibration_table
 
 
@@ -23,8 +24,10 @@ def make(n=800, labels=20, weights=(9.0, 5.0, 0.0), bias=-4.0, spread=0.0, seed=
     return x, torch.rand(n, labels, generator=g, dtype=torch.float64) < p, p, label_bias
 
 
-def names(count, start=0):
-    return [f"label {i}" for i in range(start, start + count)]
+def words(count, seed=0, familiarity=None):
+    """Unit features of so many labels in 16 dimensions."""
+    unit = torch.nn.functional.normalize(torch.randn(count, 16, generator=torch.Generator().manual_seed(seed)), dim=1)
+    return Words(unit, familiarity)
 
 
 def test_recovers_a_known_logistic():
@@ -39,7 +42,7 @@ def test_recovers_a_known_logistic():
 
 def test_equals_scikit_learn_with_the_same_prior():
     x, t, _, _ = make(n=60, labels=4)
-    ours = Calibrator.fit(x, t, settings=CalibrationSettings(l2=2.0))
+    ours = Calibrator.fit(x, t, l2=2.0)
     z = ((x - x.mean((0, 1))) / x.std((0, 1), correction=0)).reshape(-1, 3).numpy()
     t = t.flatten().numpy()
     # Platt's targets as weights: each pair counts as present and as absent, in shares
@@ -53,50 +56,78 @@ def test_equals_scikit_learn_with_the_same_prior():
 
 def test_a_label_has_the_same_probability_in_any_vocabulary():
     x, t, _, _ = make(labels=12)
-    calibrator = Calibrator.fit(x, t, names(12), settings=CalibrationSettings(per_label=True))
-    whole = calibrator(x, names(12))
-    torch.testing.assert_close(calibrator(x[:, 4:5], names(1, 4)), whole[:, 4:5])
+    w = words(12, familiarity=torch.linspace(0, 1, 12))
+    calibrator = Calibrator.fit(x, t).with_doubt([Evidence(x, t, w)])
+    one = Words(w.unit[4:5], w.familiarity[4:5])
+    torch.testing.assert_close(calibrator(x[:, 4:5], one), calibrator(x, w)[:, 4:5])
 
 
-def test_label_biases_are_found_and_shrunk():
-    x, t, p, true = make(n=600, labels=30, spread=1.2, seed=1)
-    settings = CalibrationSettings(per_label=True)
-    calibrator = Calibrator.fit(x, t, names(30), settings=settings)
-    assert calibrator.spread == pytest.approx(1.2, rel=0.35)
-    centred = true - true.mean()
-    assert np.corrcoef(calibrator.label_bias, centred)[0, 1] > 0.98
-    few = Calibrator.fit(x[:20], t[:20], names(30), settings=settings)  # fewer images: drawn more to the common bias
-    assert few.label_variance[0] > 3 * calibrator.label_variance[0]
-    assert (calibrator(x, names(30)) - p).abs().mean() < (Calibrator.fit(x, t)(x) - p).abs().mean() / 3
+def test_doubt_is_learned_where_probabilities_are_off_and_carries_over_to_like_words():
+    """Labels on one side of the text space are far more often there than their numbers say."""
+    x, t, _, _ = make(n=500, labels=40)
+    plain = Calibrator.fit(x, t)
+    others, more = words(60, seed=1), words(60, seed=2)
+    g = torch.Generator().manual_seed(5)
+
+    def truth(w, z):
+        right = plain(z)
+        odd = w.unit[:, 0] > 0.15
+        return torch.rand(right.shape, generator=g) < torch.where(odd, 0.5 + 0 * right, right), odd
+
+    z = torch.cat([x, x], dim=1)[:, :60]
+    wrong, _ = truth(others, z)
+    near = words(40, seed=3)
+    near = Words(near.unit - (near.unit[:, :1] + 0.2).clamp(min=0) * torch.eye(16)[0])  # the other side
+    doubtful = plain.with_doubt([Evidence(x, t, near), Evidence(z, wrong, others)])
+    assert reliability.ece(doubtful(x, near), t) < 0.05, "what it was calibrated on stays"
+    fresh, far = truth(more, z)
+    assert (
+        reliability.ece(doubtful(z, more)[:, far], fresh[:, far]) < reliability.ece(plain(z)[:, far], fresh[:, far]) / 2
+    )
+    drawn = (doubtful(z, more) - 0.5).abs() <= (plain(z) - 0.5).abs() + 1e-9
+    assert drawn.all(), "towards even odds, never past them"
+    assert ((doubtful(z, more) > 0.5) == (plain(z) > 0.5)).all()
+    trust = doubtful.trust(more)
+    assert np.median(trust[far]) < 0.5 < trust[~far].mean()
+    assert doubtful.trust(Words(more.unit, torch.full((60,), 0.01))).max() < 0.011
+    with pytest.raises(RamatchError, match="looks at the labels' words"):
+        doubtful(x)
+
+
+def test_a_word_is_as_improbable_as_it_is_strange():
+    x, t, _, _ = make(labels=3)
+    calibrator = Calibrator.fit(x, t)
+    known = torch.tensor([1.0, 0.5, 0.0])
+    torch.testing.assert_close(calibrator(x, words(3, familiarity=known)), calibrator(x) * known)
+    torch.testing.assert_close(calibrator(x, words(3)), calibrator(x))  # it is not known which words are known
 
 
 def test_carries_over_to_labels_held_out():
     x, t, _, _ = make(n=700, labels=60, spread=0.8, seed=4)
-    classes, seen = names(60), torch.arange(60) < 40
-    for settings in (CalibrationSettings(), CalibrationSettings(per_label=True)):
-        calibrator = Calibrator.fit(x[:400, seen], t[:400, seen], classes[:40], settings=settings)
-        report = calibrator.report(x[400:], t[400:], seen, classes=classes)
-        assert report["labels"] == {"all": 60, "seen": 40, "unseen": 20}
-        assert report["after"]["unseen"]["ECE"] < 0.06 < report["before"]["unseen"]["ECE"]
-        assert report["after"]["unseen"]["F1@0.5"] > report["before"]["unseen"]["F1@0.5"]
-        assert report["after"]["unseen"]["log_loss"] < report["before"]["unseen"]["log_loss"]
-    assert report["after"]["seen"]["classwise_ECE"] < 0.6 * report["before"]["seen"]["classwise_ECE"]
+    seen = torch.arange(60) < 40
+    calibrator = Calibrator.fit(x[:400, seen], t[:400, seen])
+    report = calibrator.report(x[400:], t[400:], seen)
+    assert report["labels"] == {"all": 60, "seen": 40, "unseen": 20}
+    assert report["after"]["unseen"]["ECE"] < 0.06 < report["before"]["unseen"]["ECE"]
+    assert report["after"]["unseen"]["F1@0.5"] > report["before"]["unseen"]["F1@0.5"]
+    assert report["after"]["unseen"]["log_loss"] < report["before"]["unseen"]["log_loss"]
     json.dumps(report, allow_nan=False)
     assert calibration_table(report).count("after") == 4  # three rows and the note on thresholds
     assert calibration_table(report, markdown=True).count("\n") == 7
 
 
-@pytest.mark.parametrize("per_label", [False, True])
-def test_round_trip(per_label):
+@pytest.mark.parametrize("doubt", [False, True])
+def test_round_trip(doubt):
     x, t, _, _ = make(n=100, labels=6, spread=0.5)
-    settings = CalibrationSettings(per_label=per_label, l2=0.5)
-    calibrator = Calibrator.fit(x, t, names(6), settings=settings, feature_names=["global", "matched", "max"])
+    calibrator = Calibrator.fit(x, t, names=["global", "matched", "max"])
+    if doubt:
+        calibrator = calibrator.with_doubt([Evidence(x, t, words(6)), Evidence(x, ~t, words(6, seed=1))])
     again = Calibrator.from_dict(json.loads(json.dumps(calibrator.to_dict())))
-    asked = [*names(3), "never met", *names(2, 3)]
+    asked = words(6, seed=2)
     assert torch.equal(again(x, asked), calibrator(x, asked))
-    assert torch.equal(again(x.float()), calibrator(x.float()))
+    assert torch.equal(again(x.float(), asked), calibrator(x.float(), asked))
     assert again.to_dict() == calibrator.to_dict()
-    assert (again.settings, again.feature_names) == (settings, ("global", "matched", "max"))
+    assert again.feature_names == ("global", "matched", "max")
 
 
 def test_files_of_earlier_versions():
@@ -104,29 +135,25 @@ def test_files_of_earlier_versions():
     x, t, _, _ = make(n=100)
     calibrator = Calibrator.fit(x, t)
     old = calibrator.to_dict()
-    old["ramatch_calibrator"]["settings"] |= {"monotone": False, "variant": "none", "completeness": 1.0, "smooth": True}
-    old["tensors"]["curve"] = []
+    settings = {
+        "l2": 1.0,
+        "monotone": False,
+        "per_label": False,
+        "variant": "none",
+        "completeness": 1.0,
+        "smooth": True,
+    }
+    old["ramatch_calibrator"] |= {"labels": [], "spread": 0.0, "settings": settings}
+    old["tensors"] |= {"label_bias": [], "label_variance": [], "curve": []}
     assert torch.equal(Calibrator.from_dict(old)(x), calibrator(x))
-    old["tensors"]["curve"] = [1.0, 1.0, 0.0]
-    with pytest.raises(RamatchError, match="run ramatch calibrate again"):
-        Calibrator.from_dict(old)
+    for name in ("curve", "label_bias"):
+        with pytest.raises(RamatchError, match="run ramatch calibrate again"):
+            Calibrator.from_dict({**old, "tensors": {**old["tensors"], name: [1.0, 1.0, 0.0]}})
 
 
-def test_a_label_not_met_gets_the_common_bias_and_less_certainty():
-    x, t, _, _ = make(n=500, labels=30, spread=1.5)
-    calibrator = Calibrator.fit(x, t, names(30), settings=CalibrationSettings(per_label=True))
-    one = x[:, :1]
-    bare = torch.sigmoid((one - calibrator.mean) / calibrator.scale @ calibrator.weights + calibrator.bias)
-    unmet = calibrator(one, ["never met"])
-    assert ((unmet - 0.5).abs() <= (bare - 0.5).abs()).all()
-    assert ((unmet > 0.5) == (bare > 0.5)).all()
-    torch.testing.assert_close(unmet, calibrator(one))
-    assert not torch.allclose(unmet, calibrator(one, ["label 0"]), atol=1e-3)
-
-
-@pytest.mark.parametrize("per_label", [False, True])
+@pytest.mark.parametrize("doubt", [False, True])
 @pytest.mark.parametrize("case", ["no positives", "all positive", "one label", "constant", "separable", "one pair"])
-def test_degenerate_data_gives_probabilities(case, per_label):
+def test_degenerate_data_gives_probabilities(case, doubt):
     x, t, _, _ = make(n=40, labels=3)
     if case == "no positives":
         t = torch.zeros_like(t)
@@ -140,19 +167,20 @@ def test_degenerate_data_gives_probabilities(case, per_label):
         t = x[..., 0] > 0.2
     else:
         x, t = x[:1, :1], t[:1, :1]
-    settings = CalibrationSettings(per_label=per_label)
-    calibrator = Calibrator.fit(x, t, names(x.shape[1]), settings=settings)
+    calibrator, w = Calibrator.fit(x, t), words(x.shape[1])
+    if doubt:
+        calibrator = calibrator.with_doubt([Evidence(x, t, w)])
     far = torch.cat([x, x * 1e4, -x * 1e4])
-    p = calibrator(far, names(x.shape[1]))
+    p = calibrator(far, w)
     assert torch.isfinite(p).all()
     assert ((p >= 0) & (p <= 1)).all()
     if case == "no positives":
-        assert calibrator(x).max() < 0.3
-    if case == "constant" and not per_label:
-        assert calibrator(x).mean().item() == pytest.approx(t.double().mean().item(), abs=0.02)
+        assert calibrator(x, w).max() < 0.3
+    if case == "constant":
+        assert calibrator(x, w).mean().item() == pytest.approx(t.double().mean().item(), abs=0.02)
     if case == "separable":
-        assert ((calibrator(x, names(3)) > calibrator.threshold) == t).double().mean() > 0.9
-    json.dumps(calibrator.report(x, t), allow_nan=False)
+        assert ((calibrator(x, w) > calibrator.threshold) == t).double().mean() > 0.9
+    json.dumps(calibrator.report(x, t, words=w), allow_nan=False)
 
 
 def test_arrays_and_half_precision():
@@ -171,10 +199,10 @@ def test_arrays_and_half_precision():
     [
         (lambda x, t: Calibrator.fit(x[0], t), "must be"),
         (lambda x, t: Calibrator.fit(x / 0, t), "NaN or infinite"),
-        (lambda x, t: Calibrator.fit(x, t, ["a"]), "1 classes"),
-        (lambda x, t: Calibrator.fit(x, t, settings=CalibrationSettings(per_label=True)), "names of the labels"),
+        (lambda x, t: Calibrator.fit(x, t, words(1)), "1 labels"),
+        (lambda x, t: Calibrator.fit(x, t, names=["a"]), "1 feature names"),
         (lambda x, t: Calibrator.fit(x, t)(x[..., :2]), "3 features a pair, got 2"),
-        (lambda x, t: CalibrationSettings(l2=-1), "l2"),
+        (lambda x, t: Calibrator.fit(x, t, l2=-1), "l2"),
         (lambda x, t: Calibrator.fit(x, t).report(x, t, [True]), "one flag per label"),
         (lambda x, t: Calibrator.from_dict({}), "are expected"),
         (lambda x, t: Calibrator.from_dict({"ramatch_calibrator": {}, "tensors": {}}), "missing"),

@@ -68,7 +68,10 @@ def test_formats_agree(call, indexed: Path, monkeypatch: pytest.MonkeyPatch) -> 
     search = ("search", "dog -cat", "--in", indexed)
     rows = json.loads(call(*search, "--format", "json")[1])
     assert len(rows) == 4
-    assert set(rows[0]) == {"image", "probability", "labels", "date", "size", "width", "height"}
+    # the model is not calibrated: no number is called a probability
+    assert set(rows[0]) == {"image", "relative", "labels", "date", "size", "width", "height"}
+    assert set(rows[0]["labels"][0]) == {"label", "relative"}
+    assert "is not calibrated: the numbers are relative" in call(*search)[2]
     paths = [row["image"] for row in rows]
     assert [json.loads(line) for line in call(*search, "--format", "jsonl")[1].splitlines()] == rows
     assert [row["image"] for row in csv.DictReader(io.StringIO(call(*search, "--format", "csv")[1]))] == paths

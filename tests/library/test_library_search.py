@@ -59,9 +59,9 @@ def test_tags_are_those_of_the_model_but_for_the_plan(library: Library, calibrat
     assert close > 0.95
 
 
-def test_uncalibrated_probabilities_are_relative(library: Library, recognizer: Recognizer) -> None:
+def test_without_calibration_scores_are_relative(library: Library, recognizer: Recognizer) -> None:
     for answer in library.tag(WORDS, recognizer):
-        assert answer.probabilities.sum() == pytest.approx(1, abs=1e-5)
+        assert answer.values.sum() == pytest.approx(1, abs=1e-5)
         assert not answer.calibrated
     assert len(library.search("dog -cat", recognizer, top=3)) == 3
 

@@ -94,6 +94,33 @@ def test_opens_with_an_example_already_tagged(page: Any) -> None:
     assert values == sorted(values, reverse=True)
 
 
+def test_words_not_known_well_and_relative_scores_are_shown_for_what_they_are(page: Any) -> None:
+    def change(calibrated: bool) -> Any:
+        def answer(route: Any) -> None:
+            response = route.fetch()
+            data = response.json()
+            data["calibrated"] = calibrated
+            for label in data["labels"] if not calibrated else data["labels"][:1]:
+                label["calibrated"] = False
+                if not calibrated:
+                    label["relative"] = label.pop("probability")
+            route.fulfill(response=response, json=data)
+
+        return answer
+
+    page.route("**/v1/tag", change(calibrated=True))
+    page.click("#thumbs button >> nth=2")
+    until(page, "document.querySelector('.label .value')?.textContent.endsWith(' ?')")
+    assert "ramatch does not know this word well" in page.locator(".label .name").first.get_attribute("title")
+    assert sum(text.endswith("?") for text in page.locator(".label .value").all_inner_texts()) == 1
+    assert not page.is_visible("#uncalibrated")
+    page.unroute("**/v1/tag")
+    page.route("**/v1/tag", change(calibrated=False))
+    page.click("#thumbs button >> nth=3")
+    page.wait_for_selector("#uncalibrated", state="visible")
+    assert all(re.fullmatch(r"0\.\d\d", text) for text in page.locator(".label .value").all_inner_texts())
+
+
 def test_hover_lights_the_map_and_leaving_puts_it_out(page: Any) -> None:
     lit = "#heat.lit"
     assert page.locator(lit).count() == 0

@@ -27,7 +27,7 @@ def test_answers_are_the_recognizers(client_for: Callable[..., TestClient], matc
     prediction = recognizer.predict(photo, vocabulary=recognizer.encode_vocabulary(labels), matcher=matcher, maps=True)
     assert [tag["label"] for tag in answer["labels"]] == [tag.label for tag in prediction.top(3)]
     for got, expected in zip(answer["labels"], prediction.top(3), strict=True):
-        assert got["probability"] == pytest.approx(expected.probability, abs=1e-5 + 5e-5)  # rounded to 4 digits
+        assert got["relative"] == pytest.approx(expected.value, abs=1e-5 + 5e-5)  # rounded to 4 digits
         assert got["map"] == pytest.approx(prediction.heatmap(expected.label), abs=1e-3)
     assert [list(got) for got in answer["labels"]] == [list(e) for e in prediction.to_dict(top=3, maps=True)["labels"]]
     assert answer["grid"] == list(prediction.grid)

@@ -169,7 +169,9 @@ RAM_SETTINGS = RAMConfig(
 )
 
 
-def test_adapt_folder(tmp_path):
+def test_adapt_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("ramatch.train.adapt.LEAST", 5)
+    monkeypatch.setattr("ramatch.modeling.known.LEAST", 5)
     data = put_squares(tmp_path / "data", 24)
     save_backbone(tiny_backbone(), tmp_path / "tower")
     config = AdaptConfig(epochs=2, batch_size=8, loss="mmc", focus=0.0, min_images=3, views=2, ignore_above=0.999)
@@ -195,6 +197,9 @@ def test_adapt_folder(tmp_path):
     assert recognizer.predict(data / "images" / "000.png").labels == ("red", "blue")
     trained = recognizer.ram.region_set.tss[0].back.weight
     assert trained.abs().max() > 0
+    known = recognizer.ram.known  # labels, tags and their synonyms
+    assert known is not None
+    assert len(known.unit) == report["labels"] + report["tags"]
 
     tower = tmp_path / "elsewhere"
     with pytest.raises(RamatchError, match="not an empty folder"):

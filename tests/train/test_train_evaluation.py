@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from train_tiny import SEEN, UNSEEN, tiny_backbone, tiny_config
+from train_tiny import COLOURS, SEEN, UNSEEN, tiny_backbone, tiny_config
 
 from ramatch.config import preset
 from ramatch.data.records import read_annotations
 from ramatch.errors import RamatchError
 from ramatch.evaluation import evaluate_scores
+from ramatch.evaluation.calibrate import Further
 from ramatch.modeling.ram import RAM
 from ramatch.recognizer import Recognizer
 from ramatch.train import ImageCache, calibrate, collect_scores, evaluate, evaluate_all, read_test, train
@@ -154,12 +155,55 @@ def test_calibration_on_a_split_or_a_random_part(tiny: Path, run: Path, tmp_path
         calibrate(tiny / "backbone", tiny / "data", **QUIET)
 
 
+def test_calibration_with_known_words_other_labels_and_captions(tiny: Path, run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in (run / "model").iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    names = [r.key for r in read_annotations(tiny / "data", split="train").records]
+    only, told = names[:30], names[20:40]
+    captions = {"images": [[key, [f"a {SEEN[i % 2]} square", "a photo"]] for i, key in enumerate(told)]}
+    (tmp_path / "captions.json").write_text(json.dumps(captions))
+    words = [f"a {first} {second} photo" for first in COLOURS for second in COLOURS] + [*COLOURS] * 3
+    words += [f"photo of {first} {second}" for first in COLOURS for second in COLOURS]
+    (tmp_path / "known.txt").write_text("\n".join(words))
+    further = Further(
+        known=str(tmp_path / "known.txt"),
+        also=[str(tiny / "data")],
+        captions=[str(tmp_path / "captions.json")],
+        only=only,
+    )
+    result = calibrate(model, tiny / "data", images_root=str(tiny / "data"), further=further, **QUIET)
+    said = " ".join(result.notes)
+    assert "fitted on 30 images and 4 labels" in said
+    assert "the 30 that were named" in said
+    assert "by 78 known words" in said
+    assert "30 images and 4 labels of other data" in said, "only the images that were named"
+    assert "10 images and" in said, "of captions too"
+    assert result.calibrator.doubt is not None
+    recognizer = Recognizer.from_pretrained(model, device="cpu")
+    recognizer.set_vocabulary(["red", "blue"])
+    found = recognizer.predict(str(tiny / "data" / "images/test000.png"))
+    assert found.familiarity is not None
+    assert ((found.familiarity >= 0) & (found.familiarity <= 1)).all()
+    assert (found.probabilities <= found.familiarity + 1e-6).all()
+    kept = tmp_path / "kept"
+    recognizer.save_pretrained(kept, with_backbone=True)
+    again = Recognizer.from_pretrained(kept, device="cpu")
+    again.set_vocabulary(["red", "blue"])
+    same = again.predict(str(tiny / "data" / "images/test000.png"))
+    np.testing.assert_allclose(same.probabilities, found.probabilities, atol=1e-4)
+    plain = calibrate(model, tiny / "data", **QUIET)  # the known words stay, the doubt does not
+    assert plain.calibrator.doubt is None
+    assert (model / "known.safetensors").is_file()
+
+
 def test_a_calibrated_model_is_ranked_by_its_probability(tiny: Path, run: Path) -> None:
     calibrator = calibrate(run, tiny / "data", **QUIET).calibrator
     recognizer = Recognizer.from_pretrained(run / "model", device="cpu")
     test = read_test(tiny / "data", "gzsl")
     found = collect_scores(recognizer.ram, test.annotations, workers=0, progress=False)
-    shown = np.asarray(calibrator(found.features, found.labels))
+    shown = np.asarray(calibrator(found.features, found.words))
     assert not np.array_equal(np.argsort(shown), np.argsort(found.scores)), "a case where the two rankings differ"
     by_hand = evaluate_scores(shown, found.targets, found.labels, test.seen, test.unseen)
     assert evaluate(run, tiny / "data", **QUIET)["mAP"] == pytest.approx(by_hand["mAP"], abs=1e-6)

@@ -19,7 +19,7 @@ def make_prediction(labels, spots, grid=(6, 8), seed=0, calibrated=True):
     marginal = plan.mean(1) if n else np.ones(regions)
     return Prediction(
         labels=tuple(labels),
-        probabilities=probabilities,
+        values=probabilities,
         scores=probabilities.copy(),
         calibrated=calibrated,
         grid=grid,

@@ -63,8 +63,8 @@ def test_label_pictures_show_each_label_where_its_weights_are(image):
 
 def test_flat_maps_do_not_glow_and_improbable_ones_glow_less(image):
     prediction = make_prediction(["here", "maybe", "nowhere"], {"here": (2, 2), "maybe": (2, 2)})
-    prediction.probabilities[1] = prediction.scores[1] = 0.05
-    prediction.probabilities[2] = prediction.scores[2] = 0.01
+    prediction.values[1] = prediction.scores[1] = 0.05
+    prediction.values[2] = prediction.scores[2] = 0.01
     here, maybe, nowhere = (saturation(p).max() for p in photos(label_pictures(prediction, image))[1:])
     assert nowhere < 0.3 * here
     assert maybe < 0.9 * here

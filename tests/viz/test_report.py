@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -172,3 +173,21 @@ def test_clear_errors(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(RamatchError, match="cannot write"):
         write_report([predict()], [image()], tmp_path / "folder")
+
+
+def test_a_word_that_was_not_learned_is_marked_and_explained(tmp_path: Path) -> None:
+    found = replace(predict(maps=False), trust=np.array([0.9, 0.1, 0.8, 0.7, 0.6, 0.5]))
+    text = write_report([found], [image()], tmp_path / "r.html").read_text(encoding="utf-8")
+    page = Reader(text)
+    titles = [a["title"] for a in page.all("span") if a.get("class") == "name"]
+    assert titles[:2] == ["cat", "dog: ramatch does not know this word well; take the number as a guess"]
+    assert [t for t in page.texts if t.endswith(" ?")] == ["74 % ?"]
+    assert "not calibrated" not in text
+
+
+def test_relative_scores_are_not_shown_as_percentages(tmp_path: Path) -> None:
+    found = replace(predict(maps=False), calibrated=False)
+    text = write_report([found], [image()], tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Relative scores, which compare these labels: the model is not calibrated." in text
+    assert re.findall('class="value">([^<]*)<', text)[:2] == ["0.90", "0.74"]
+    assert not any("%" in value for value in re.findall('class="value">([^<]*)<', text))

@@ -113,6 +113,9 @@ def run_search(arguments: argparse.Namespace) -> int:
         _print(hits, "null" if arguments.null else arguments.format)
         if arguments.report:
             _report(library, hits, arguments.report, recognizer.calibrated)
+        if not recognizer.calibrated:
+            note = "the numbers are relative: how far a photo stands out from the others; see ramatch calibrate"
+            print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
     return 0
 
 
@@ -127,7 +130,7 @@ def _print(hits: list[Hit], style: str) -> None:
     elif style == "jsonl":
         print("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), end="")
     elif style == "csv":
-        names = ["image", "probability", "similarity", "date", "size", "width", "height"]
+        names = ["image", "probability", "relative", "similarity", "date", "size", "width", "height"]
         writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..prediction import Prediction
 
 TOP = 5  # labels per image, unless told
+UNSURE = "?: ramatch does not know this word well; take the number as a guess\n"
+RELATIVE = "relative scores, which compare the labels: the model is not calibrated\n"
 REPORT_TOP = 15  # labels listed per image on a page, where the threshold alone would choose
 
 
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     total = len(paths) + len(failed)
     recognizer = load_recognizer(arguments, cache=0)  # every image is seen once
     if arguments.threshold is not None and not recognizer.calibrated:
-        note = "its probabilities compare the labels with each other and sum to 1; see ramatch calibrate"
+        note = "the threshold is of relative scores, which compare the labels and sum to 1; see ramatch calibrate"
         print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
     recognizer.set_vocabulary(labels)
     options = {"maps": arguments.maps or bool(arguments.report), "matcher": arguments.matcher, "failed": failed}
@@ -140,29 +142,35 @@ def _written(
             reader_left = True
 
     put(form.head)
-    between = ""
+    between, notes = "", dict[str, None]()
     for prediction in answers:
-        put(between + form.one(prediction.to_dict(**chosen)))
+        answer = prediction.to_dict(**chosen)
+        put(between + form.one(answer))
         between = form.between
+        if not all(entry["calibrated"] for entry in answer["labels"]):
+            notes[UNSURE if answer["calibrated"] else RELATIVE] = None
         yield prediction
     put(form.tail)
+    if form.notes:
+        put("".join(notes))
 
 
 class Format(NamedTuple):
-    """How answers are written: before all, each one, between two, after all."""
+    """How answers are written: before all, each one, between two, after all; whether notes come last."""
 
     head: str
     one: Callable[[dict[str, Any]], str]
     between: str = ""
     tail: str = ""
+    notes: bool = False
 
 
 def _table(answer: dict[str, Any]) -> str:
-    entries = answer["labels"]
+    entries, calibrated = answer["labels"], answer["calibrated"]
     lines, width = [answer["image"]], max((len(entry["label"]) for entry in entries), default=0)
     for entry in entries:
-        bar = "█" * round(20 * entry["probability"])
-        lines.append(f"  {entry['label']:<{width}}  {entry['probability']:5.2f}  {bar}".rstrip())
+        value, mark = entry.get("probability", entry.get("relative")), " " if entry["calibrated"] == calibrated else "?"
+        lines.append(f"  {entry['label']:<{width}}  {value:5.2f}{mark} {'█' * round(20 * value)}".rstrip())
     if not entries:
         lines.append("  (no label reaches the threshold)")
     return "\n".join(lines) + "\n"
@@ -179,13 +187,14 @@ def _jsonl(answer: dict[str, Any]) -> str:
 def _csv(answer: dict[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([answer["image"], e["label"], e["probability"], e["score"]] for e in answer["labels"])
+    writer.writerows([answer["image"], *(e.get(name) for name in COLUMNS)] for e in answer["labels"])
     return text.getvalue()
 
 
+COLUMNS = ("label", "probability", "score", "relative", "calibrated", "familiarity")  # without calibration: relative
 FORMATS = {
-    "table": Format("", _table),
+    "table": Format("", _table, notes=True),
     "json": Format("[", _json, ",", "\n]\n"),
-    "csv": Format("image,label,probability,score\n", _csv),
+    "csv": Format(",".join(["image", *COLUMNS]) + "\n", _csv),
     "jsonl": Format("", _jsonl),
 }

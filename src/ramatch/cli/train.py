@@ -83,7 +83,14 @@ def _add_calibrate(verbs: Any) -> None:
     add("--images-root", metavar="DIR")
     add("--label-features", metavar="F")
     add("--backbone", metavar="B", help="where the adapter's backbone lies, if not where it says")
-    add("--per-label", action="store_true", help="also a bias for each label met in fitting")
+    add = parser.add_argument_group("labels unlike those of the data").add_argument
+    what = "words that the model learned with (one per line): labels far from them are marked, and called improbable"
+    add("--known", metavar="F", help=what)
+    what = "other labelled data (its split train): probabilities of words that are off there are drawn to even odds"
+    add("--also", action="append", metavar="D", default=[], help=what)
+    add("--captions", action="append", metavar="C", default=[], help="the same, of tags of captions")
+    what = "names of images (one per line): of data that has any of these, use nothing else"
+    add("--only", action="append", metavar="F", default=[], help=what)
     add_device(parser)
     _add_workers(parser)
     parser.set_defaults(run=run_calibrate)
@@ -257,11 +264,13 @@ def _localise(arguments: argparse.Namespace) -> int:
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
-    from ..evaluation.calibrate import calibrate
-    from ..evaluation.calibration import CalibrationSettings
+    from ..data import read_classes
+    from ..evaluation.calibrate import Further, calibrate
 
     options = _options(arguments, "split", "images_root", "label_features", "backbone", "device", "workers")
-    options |= {"settings": CalibrationSettings(per_label=arguments.per_label), "progress": sys.stderr.isatty()}
+    only = [name for file in arguments.only for name in read_classes(file)]
+    further = Further(arguments.known, arguments.also, arguments.captions, only)
+    options |= {"further": further, "progress": sys.stderr.isatty()}
     print(calibrate(arguments.model, arguments.data, **options).to_table())
     return 0
 

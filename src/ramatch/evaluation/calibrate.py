@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import files
-from ..data.annotations import Annotations
-from ..data.records import list_splits, read_annotations
+from ..data.annotations import Annotations, Record
+from ..data.captions import read_captions
+from ..data.records import list_splits, read_annotations, read_classes
 from ..data.splits import find_data, hold_out, read_split
+from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..files import read_json
-from ..modeling.checkpoints.folder import is_model_folder
-from .calibration import CalibrationSettings, Calibrator
+from ..modeling.checkpoints.folder import is_model_folder, save_known
+from .calibration import Calibrator
+from .familiarity import known_words
 from .models import FEATURES, collect_scores, load_model, read_test, split_options
 from .reliability import calibration_table
 
 HELD_OUT_SPLITS = ("val", "validation", "calibration", "dev")
+MENTIONED = 3  # images whose captions must have a word for it to be a label
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,42 @@ class CalibrationResult:
         return "\n".join([calibration_table(self.report, markdown=markdown), *self.notes])
 
 
+@dataclass(frozen=True)
+class Further:
+    """What else to learn from than the calibrated labels' own images.
+
+    known: words that the model learned with, or a file of them; they are saved with the model, and say which labels are
+    strange to it. also: labelled data whose labels are unlike those of the data (their split `train`, where they have
+    several), captions: data with captions, of which tags are made: all these say of which words probabilities are off.
+    only: names of images, or files of them; of data that has any of these, nothing else is used.
+    """
+
+    known: Sequence[str] | str | None = None
+    also: Sequence[str] = ()
+    captions: Sequence[str] = ()
+    only: Sequence[str] = ()
+
+    def read(self, images_root: str | None) -> list[Annotations]:
+        sets = [read_split(find_data(path), "train", images=images_root) for path in self.also]
+        sets += [tagged(find_data(path), self.only, images_root) for path in self.captions]
+        return [self.chosen(found) for found in sets]
+
+    def chosen(self, data: Annotations) -> Annotations:
+        names = set(self.only)
+        rows = [i for i, record in enumerate(data.records) if record.key in names]
+        return data.subset(rows) if rows else data
+
+
+def tagged(path: Path, only: Sequence[str], images_root: str | None) -> Annotations:
+    """Captioned images with the tags that their captions have in common."""
+    found, names = read_captions(path, images_root), set(only)
+    records = [r for r in found.records if r.key in names] or found.records
+    tags = mine_tags([r.captions for r in records], min_images=MENTIONED)
+    named = [tuple(compress(tags.names, row)) for row in tags.targets.tolist()]
+    rows = [Record(r.key, labels, r.image) for r, labels in zip(records, named, strict=True)]
+    return Annotations(tags.names, rows, found.summary)
+
+
 def calibrate(
     model: str | Path,
     data: str | os.PathLike,
@@ -46,28 +87,34 @@ def calibrate(
     images_root: str | None = None,
     classes: Sequence[str] | str | None = None,
     share: float = 0.2,
-    settings: CalibrationSettings | None = None,
+    further: Further = Further(),
     **options: Any,
 ) -> CalibrationResult:
     """Calibrate a model folder (or the model of a run folder) and write calibration.json into it.
 
-    Fitted on, in this order: `split` of the data if given; its validation split; the images that the model's own run
-    held out; failing all these, a random `share` of what there is, with a note that the model may know them. Reported
-    on the data's test_gzsl, seen and unseen labels apart, or else on a half of the images that fitting did not get.
-    Options: those of `load_model` and `collect_scores`, by name."""
+    Fitted on, in this order: `split` of the data if given; the images that `further.only` names; its validation split;
+    the images that the model's own run held out; failing all these, a random `share` of what there is, with a note that
+    the model may know them. Reported on the data's test_gzsl, seen and unseen labels apart, or else on a half of the
+    images that fitting did not get. Options: those of `load_model` and `collect_scores`, by name."""
     folder = Path(model).expanduser()
     folder = folder / "model" if is_model_folder(folder / "model") else folder
     if not is_model_folder(folder):
         raise RamatchError(f"{model} is not a model folder; calibration is saved with a trained model (ramatch train)")
     path = find_data(data)
     loading, collecting = split_options(options, (load_model, collect_scores))
-    held, notes = _held_out(path, folder, split, images_root, classes, share)
+    held, notes = _held_out(path, folder, split, images_root, classes, share, further)
     test = None
     if path.is_dir() and (path / "test_gzsl.json").is_file() and not (split or "").startswith("test"):
         test = read_test(path, "gzsl", images_root=images_root)
         notes.append(f"reported on {test.note}, {len(test.annotations):,} images")
+    others = further.read(images_root)
     ram = load_model(folder, **loading).ram
+    if further.known is not None:
+        words = read_classes(further.known) if isinstance(further.known, str) else further.known
+        ram.known = known_words(ram, words)
+        notes.append(f"familiarity: by {len(ram.known.unit):,} known words")
     fit = collect_scores(ram, held, what="held-out images", **collecting)
+    evidence = [collect_scores(ram, other, what="further images", **collecting).evidence for other in others]
     seen = None
     if test is not None:
         shown = collect_scores(ram, test.annotations, what="test images", **collecting)
@@ -78,27 +125,34 @@ def calibrate(
         notes.append(f"reported on {len(shown.keys):,} of the held-out images, which fitting did not get")
     if not fit.targets.any() or fit.targets.all():
         raise RamatchError(f"{path}: the held-out images must show some labels and lack others; give more images")
-    calibrator = Calibrator.fit(fit.features, fit.targets, fit.labels, settings=settings, feature_names=FEATURES)
+    calibrator = Calibrator.fit(*fit.evidence, names=FEATURES)
+    if evidence:
+        calibrator = calibrator.with_doubt([fit.evidence, *evidence])
     notes.insert(0, f"fitted on {len(fit.keys):,} images and {len(fit.labels):,} labels")
+    notes += [f"and on {len(e.targets):,} images and {e.targets.shape[1]:,} labels of other data" for e in evidence]
     before = np.clip(shown.features[..., :2].mean(-1), 0, 1)
-    report = calibrator.report(shown.features, shown.targets, seen, classes=shown.labels, before=before)
+    report = calibrator.report(shown.features, shown.targets, seen, words=shown.words, before=before)
     target = folder / "calibration.json"
     files.write_json(target, calibrator.to_dict())
+    if further.known is not None and ram.known is not None:
+        save_known(ram.known, folder)
     files.write_json(folder / "calibration_report.json", {"notes": notes, **report})
     return CalibrationResult(calibrator, target, report, tuple(notes))
 
 
 def _held_out(
-    path: Path, folder: Path, split: str | None, images_root: str | None, classes: Any, share: float
+    path: Path, folder: Path, split: str | None, images_root: str | None, classes: Any, share: float, further: Further
 ) -> tuple[Annotations, list[str]]:
     """Images to fit on, and a note on where they come from."""
     if split is not None:
         return read_annotations(path, split=split, classes=classes, images_root=images_root), [f"images: split {split}"]
-    for name in HELD_OUT_SPLITS if path.is_dir() else ():
+    for name in HELD_OUT_SPLITS if path.is_dir() and not further.only else ():
         if name in list_splits(path):
             found = read_annotations(path, split=name, classes=classes, images_root=images_root)
             return found, [f"images: split {name}"]
     everything = read_split(path, "train", classes=classes, images=images_root)
+    if (chosen := further.chosen(everything)) is not everything:
+        return chosen, [f"images: the {len(chosen):,} that were named"]
     record = folder.parent / "validation.json"
     if folder.name == "model" and record.is_file():
         keys = set(read_json(record))

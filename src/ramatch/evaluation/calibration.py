@@ -3,135 +3,151 @@
 A `Calibrator` looks at each (image, label) pair by itself: a few raw numbers (cosines of the global feature, of the
 matched regions, of the best region) go through one logistic function. So the answer for a label does not depend on
 which other labels were asked for, and the function fitted on seen labels serves unseen ones.
+
+Of some labels it can be known that this is not enough: words whose probabilities were off on other labelled data are
+drawn towards even odds, and words that the model has not learned towards "not there".
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
 
 from ramatch.errors import RamatchError
 from ramatch.evaluation._logistic import fit_logistic, moments
 from ramatch.evaluation.metrics import Array
 from ramatch.evaluation.reliability import best_f1, calibration_report
+from ramatch.modeling.types import Labels
 
-_TENSORS = ("weights", "bias", "mean", "scale", "label_bias", "label_variance")
-_VALUES = ("labels", "feature_names", "spread", "base_rate", "threshold")
+_TENSORS = ("weights", "bias", "mean", "scale")
+DOUBT_L2 = 0.005  # prior precision of the doubt's weights; each label of the evidence counts as one
 
 
-@dataclass(frozen=True)
-class CalibrationSettings:
-    """How to fit.
+class Words(NamedTuple):
+    """What the text says of N labels: unit features (N, D) and, where the model's words are known, familiarity (N,)."""
 
-    l2: prior precision of the weights on standardized features (one prior for the whole data set, so it fades with
-    its size). per_label: a bias per label, shrunk towards the common one as far as the data says labels are alike; a
-    label not met in fitting gets the common bias and, for the uncertainty, a probability drawn towards 0.5.
-    """
+    unit: Tensor
+    familiarity: Tensor | None = None
 
-    l2: float = 1.0
-    per_label: bool = False
+    @classmethod
+    def of(cls, labels: Labels) -> Words:
+        known = labels.familiarity
+        return cls(labels.unit[: len(labels)].detach(), None if known is None else torch.from_numpy(known))
 
-    def __post_init__(self) -> None:
-        if self.l2 < 0:
-            raise RamatchError(f"l2 must not be negative, got {self.l2}")
+
+class Evidence(NamedTuple):
+    """Labelled images to learn from: features (n, N, F), targets (n, N), and the labels' words."""
+
+    features: Array
+    targets: Array
+    words: Words
 
 
 @dataclass(frozen=True, eq=False)
 class Calibrator:
     """A fitted map; call it on features (..., N, F) to get probabilities (..., N).
 
-    `threshold` has the best F1 on the fitting data. `base_rate` is the share of positives there.
+    `threshold` has the best F1 on the fitting data. `base_rate` is the share of positives there. `doubt`: how far a
+    label's probability is drawn towards even odds is a logistic function of its text feature, with these weights.
     """
 
     weights: Tensor  # (F,) on standardized features
     bias: Tensor  # ()
     mean: Tensor  # (F,)
     scale: Tensor  # (F,)
-    label_bias: Tensor  # (K,) of the labels in `labels`, empty without per_label
-    label_variance: Tensor  # (K,)
-    labels: tuple[str, ...] = ()
-    spread: float = 0.0
+    doubt: Tensor | None = None  # (D + 1,), the bias last
     base_rate: float = 0.0
     threshold: float = 0.5
-    settings: CalibrationSettings = field(default_factory=CalibrationSettings)
     feature_names: tuple[str, ...] = ()
 
     @classmethod
     def fit(
-        cls,
-        features: Array,
-        targets: Array,
-        classes: Sequence[str] | None = None,
-        *,
-        settings: CalibrationSettings | None = None,
-        feature_names: Sequence[str] = (),
+        cls, features: Array, targets: Array, words: Words | None = None, *, l2: float = 1.0, names: Sequence[str] = ()
     ) -> Calibrator:
-        """Fit on held-out features (n, N, F) and targets (n, N)."""
-        settings = settings or CalibrationSettings()
+        """Fit on held-out features (n, N, F), with their names, and targets (n, N).
+
+        l2: prior precision of the weights on standardized features (one prior for the whole data set, so it fades with
+        its size)."""
+        if l2 < 0:
+            raise RamatchError(f"l2 must not be negative, got {l2}")
         x, y = _check(features, targets)
-        width, size = x.shape[1:]
-        if classes is not None and len(classes) != width:
-            raise RamatchError(f"{len(classes)} classes for {width} columns of features")
-        if settings.per_label and classes is None:
-            raise RamatchError("per_label calibration needs the names of the labels: pass classes=[...]")
-        if feature_names and len(feature_names) != size:
-            raise RamatchError(f"{len(feature_names)} feature names for {size} features")
+        if names and len(names) != x.shape[-1]:
+            raise RamatchError(f"{len(names)} feature names for {x.shape[-1]} features")
         mean, scale = moments(x)
         positives = y.double().sum()
         # Platt (1999): the posterior mean of each class's label; data without positives stay finite
         high, low = (positives + 1) / (positives + 2), 1 / (y.numel() - positives + 2)
-        model = fit_logistic(x, torch.where(y, high, low), mean, scale, l2=settings.l2, per_label=settings.per_label)
-        known = width if settings.per_label else 0
-        fitted = cls(
-            weights=model.weights.cpu(),
-            bias=model.bias.cpu(),
-            mean=mean.cpu(),
-            scale=scale.cpu(),
-            label_bias=model.label_bias[:known].cpu(),
-            label_variance=model.label_variance[:known].cpu(),
-            labels=tuple(classes or ())[:known],
-            spread=model.spread,
-            base_rate=float(positives) / y.numel(),
-            settings=settings,
-            feature_names=tuple(feature_names),
-        )
-        threshold, _ = best_f1(fitted(x, classes), y)
-        return replace(fitted, threshold=min(max(threshold, 0.0), 1.0))
+        theta = fit_logistic(x, torch.where(y, high, low), mean, scale, l2=l2).cpu()
+        rate = float(positives) / y.numel()
+        fitted = cls(theta[:-1], theta[-1], mean.cpu(), scale.cpu(), base_rate=rate, feature_names=tuple(names))
+        return fitted._with_threshold(x, y, words)
 
-    def __call__(self, features: Array, labels: Sequence[str] | None = None) -> Any:
-        """Features (..., N, F) to probabilities (..., N), an array for an array and a tensor for a tensor.
+    def with_doubt(self, evidence: Sequence[Evidence]) -> Calibrator:
+        """This calibrator, with `doubt` fitted to what it gets wrong on several labelled sets, the first being the one
+        it was fitted on. Every label counts the same, so that no set rules by its images; the labels of the first
+        together at least as much as all others, so that what was calibrated well is left alone."""
+        sets: list[tuple[Tensor, Tensor, Tensor, Tensor, float]] = []
+        others = sum(len(e.words.unit) for e in evidence[1:])
+        for features, targets, words in evidence:
+            x, y = _check(features, targets)
+            known = torch.ones(len(words.unit)) if words.familiarity is None else words.familiarity
+            share = 1.0 if sets else max(1.0, others / len(words.unit))
+            logits = self._logits(x.cpu()).double()
+            sets.append((words.unit.double().cpu(), logits, y.cpu(), known.double().cpu(), share))
+        theta = torch.zeros(sets[0][0].shape[1] + 1, dtype=torch.float64)
+        theta[-1] = -2.0  # begin with little of it
+        theta.requires_grad_()
+        search = torch.optim.LBFGS([theta], max_iter=200, line_search_fn="strong_wolfe")
 
-        `labels` names the N columns, so that those met in fitting get their own bias (per_label).
-        """
+        def loss() -> Tensor:
+            search.zero_grad()
+            total = DOUBT_L2 * theta[:-1].square().sum()
+            for unit, logits, y, known, share in sets:
+                z, known = logits * (1 - _share(unit, theta)), known.clamp(1e-6, 1 - 1e-9)
+                absent = softplus(z + torch.log1p(-known)) - softplus(z)  # log(1 - known * sigmoid(z))
+                total = total - share * torch.where(y, known.log() + logsigmoid(z), absent).mean(0).sum()
+            total.backward()
+            return total
+
+        search.step(loss)
+        x, y, words = evidence[0]
+        return replace(self, doubt=theta.detach())._with_threshold(*_check(x, y), words)
+
+    def _with_threshold(self, x: Tensor, y: Tensor, words: Words | None) -> Calibrator:
+        threshold, _ = best_f1(self(x, words), y)
+        return replace(self, threshold=min(max(threshold, 0.0), 1.0))
+
+    def __call__(self, features: Array, words: Words | None = None) -> Any:
+        """Features (..., N, F) to probabilities (..., N), an array for an array and a tensor for a tensor."""
         x = features if isinstance(features, Tensor) else torch.as_tensor(np.asarray(features))
         if x.shape[-1] != len(self.weights):
             raise RamatchError(f"this calibrator was fitted on {len(self.weights)} features a pair, got {x.shape[-1]}")
-        x = x if x.dtype == torch.float64 else x.float()
-        slope = self.weights / self.scale
-        logits = x @ slope.to(x) + (self.bias - slope @ self.mean).to(x)
-        if self.labels:
-            bias, variance = self._label_terms(x.shape[-2], labels)
-            # Averaging the sigmoid over a Gaussian bias: MacKay's approximation.
-            logits = (logits + bias.to(x)) / torch.sqrt(1 + math.pi / 8 * variance.to(x))
+        logits = self._logits(x if x.dtype == torch.float64 else x.float())
+        if words is None and self.doubt is not None:
+            raise RamatchError("this calibrator looks at the labels' words too; give them")
+        if words is not None and len(words.unit) != x.shape[-2]:
+            raise RamatchError(f"{len(words.unit)} labels for {x.shape[-2]} columns of features")
+        if words is not None and self.doubt is not None:
+            logits = logits * (1 - _share(words.unit, self.doubt)).to(logits)
         p = torch.sigmoid(logits)
+        if words is not None and words.familiarity is not None:
+            p = p * words.familiarity.to(p)
         return p if isinstance(features, Tensor) else p.numpy()
 
-    def _label_terms(self, width: int, labels: Sequence[str] | None) -> tuple[Tensor, Tensor]:
-        """Bias and variance (N,); a label not met in fitting has the common bias and the labels' whole spread."""
-        names: list[str | None] = [None] * width if labels is None else list(labels)
-        if len(names) != width:
-            raise RamatchError(f"{len(names)} labels for {width} columns of features")
-        index: dict[str | None, int] = {name: i for i, name in enumerate(self.labels)}
-        columns = torch.tensor([index.get(name, len(index)) for name in names], dtype=torch.long)
-        bias = torch.cat([self.label_bias, torch.zeros(1).double()])
-        variance = torch.cat([self.label_variance, torch.tensor([self.spread**2]).double()])
-        return bias[columns], variance[columns]
+    def trust(self, words: Words) -> np.ndarray:
+        """(N,) in [0, 1]: how much a label's probability is worth; less for a strange word, and for one in doubt."""
+        trust = torch.ones(len(words.unit)) if words.familiarity is None else words.familiarity.float()
+        return (trust if self.doubt is None else torch.minimum(trust, 1 - _share(words.unit, self.doubt).cpu())).numpy()
+
+    def _logits(self, x: Tensor) -> Tensor:
+        slope = self.weights / self.scale
+        return x @ slope.to(x) + (self.bias - slope @ self.mean).to(x)
 
     def report(
         self,
@@ -139,7 +155,7 @@ class Calibrator:
         targets: Array,
         seen: Array | None = None,
         *,
-        classes: Sequence[str] | None = None,
+        words: Words | None = None,
         before: Array | None = None,
     ) -> dict[str, Any]:
         """What calibration changes on held-out data, on all, `seen` (N,) bool, and unseen labels.
@@ -148,14 +164,15 @@ class Calibrator:
         """
         x, y = _check(features, targets)
         old = x[..., 0].clamp(0, 1) if before is None else torch.as_tensor(before)
-        return calibration_report(old, self(x, classes), y, seen=seen, threshold=self.threshold)
+        return calibration_report(old, self(x, words), y, seen=seen, threshold=self.threshold)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: a calibrator is a handful of numbers, worth being able to read."""
-        values = {name: getattr(self, name) for name in _VALUES}
-        values |= {name: list(values[name]) for name in ("labels", "feature_names")}
+        values = {"feature_names": list(self.feature_names), "base_rate": self.base_rate, "threshold": self.threshold}
         tensors = {name: getattr(self, name).tolist() for name in _TENSORS}
-        return {"ramatch_calibrator": {**values, "settings": asdict(self.settings)}, "tensors": tensors}
+        if self.doubt is not None:
+            tensors["doubt"] = self.doubt.tolist()
+        return {"ramatch_calibrator": values, "tensors": tensors}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibrator:
@@ -165,12 +182,21 @@ class Calibrator:
         missing = [name for name in _TENSORS if name not in tensors]
         if missing:
             raise RamatchError(f"not a calibrator: the tensors {', '.join(missing)} are missing")
-        if tensors.get("curve"):  # earlier versions could bend the logistic by a second map
-            raise RamatchError("this calibrator has a second map, which is no longer read; run ramatch calibrate again")
-        settings = {name: config["settings"][name] for name in ("l2", "per_label")}
-        fields: dict[str, Any] = {name: torch.tensor(tensors[name], dtype=torch.float64) for name in _TENSORS}
-        fields |= {name: tuple(v) if isinstance(v := config[name], list) else float(v) for name in _VALUES}
-        return cls(**fields, settings=CalibrationSettings(**settings))
+        if tensors.get("curve") or tensors.get("label_bias"):  # earlier versions could bend the logistic, and per label
+            raise RamatchError(
+                "this calibrator has a second map or a bias per label, which are no longer read; run ramatch calibrate "
+                "again"
+            )
+        names = [name for name in (*_TENSORS, "doubt") if tensors.get(name) is not None]
+        found: dict[str, Any] = {name: torch.tensor(tensors[name], dtype=torch.float64) for name in names}
+        found |= {name: float(config[name]) for name in ("base_rate", "threshold")}
+        return cls(**found, feature_names=tuple(config["feature_names"]))
+
+
+def _share(unit: Tensor, doubt: Tensor) -> Tensor:
+    """How far each label's log odds are drawn to 0, (N,) in [0, 1]."""
+    doubt = doubt.to(unit.device, torch.promote_types(unit.dtype, torch.float32))
+    return torch.sigmoid(unit.to(doubt.dtype) @ doubt[:-1] + doubt[-1])
 
 
 def _check(features: Array, targets: Array) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from ..modeling.graph import GraphedRAM
 from ..modeling.ram import RAM
 from ..progress import Progress
 from ..recognizer import PATIENCE, Recognizer
+from .calibration import Evidence, Words
 from .protocol import Report, evaluate_scores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,13 +41,19 @@ RANKINGS = {
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores (n, N), features (n, N, 3) in the order of FEATURES, targets (n, N) bool, and whose they are."""
+    """Scores (n, N), features (n, N, 3) in the order of FEATURES, targets (n, N) bool, whose they are, and what the
+    text says of the labels."""
 
     labels: tuple[str, ...]
     keys: tuple[str, ...]
     scores: np.ndarray
     features: np.ndarray
     targets: np.ndarray
+    words: Words
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.features, self.targets, self.words)
 
     def ranking(self, name: str = "model") -> np.ndarray:
         """Scores (n, N) by one of RANKINGS."""
@@ -62,7 +69,7 @@ class Scores:
         """Of some of the images."""
         rows = list(chosen)
         keys = tuple(self.keys[i] for i in rows)
-        return Scores(self.labels, keys, self.scores[rows], self.features[rows], self.targets[rows])
+        return Scores(self.labels, keys, self.scores[rows], self.features[rows], self.targets[rows], self.words)
 
 
 @torch.no_grad()
@@ -112,7 +119,9 @@ def collect_scores(
         line.clear()
     found = torch.cat([torch.zeros(0, len(data.classes), 4), *kept, *(p.cpu() for p in pending)]).numpy()
     keys = tuple(r.key for r in data.records)
-    return Scores(data.classes, keys, found[..., 0], found[..., 1:], data.targets().numpy())
+    unit, familiarity = Words.of(labels)
+    words = Words(unit.float().cpu(), familiarity)
+    return Scores(data.classes, keys, found[..., 0], found[..., 1:], data.targets().numpy(), words)
 
 
 @dataclass(frozen=True)
@@ -209,7 +218,7 @@ def evaluate_all(
         ram = ram.with_config(ram.config.replace(**changes))
     found = collect_scores(ram, test.annotations, what=test.protocol, **collecting)
     if calibrator is not None and not settings:  # what users of the model see, and are shown first, is its probability
-        found = replace(found, scores=np.asarray(calibrator(found.features, found.labels)))
+        found = replace(found, scores=np.asarray(calibrator(found.features, found.words)))
     measuring |= {"protocol": test.protocol, "seen": test.seen, "unseen": test.unseen}
     return {name: found.report(name, **measuring) for name in scores}
 

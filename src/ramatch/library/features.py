@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..assets import vocabulary
+from ..evaluation.calibration import Words
 from ..modeling.ram import Output
 from ..recognizer import Recognizer
 
@@ -34,6 +35,15 @@ def label_directions(recognizer: Recognizer, names: Sequence[str]) -> Tensor:
     encoded along: a search shall not wait for 150 labels that nobody asked for."""
     raw = F.normalize(recognizer.ram.label_set(recognizer.ram.backbone, tuple(names)).float(), dim=-1)
     return raw[0] - raw[1] if raw.ndim == 3 else raw
+
+
+@torch.inference_mode()
+def label_words(recognizer: Recognizer, names: Sequence[str]) -> Words:
+    """What the calibrator looks at besides the numbers."""
+    ram = recognizer.ram
+    raw = ram.label_set(ram.backbone, tuple(names)).float().cpu()
+    unit = F.normalize(raw[0] if raw.ndim == 3 else raw, dim=-1)
+    return Words(unit, None if ram.known is None else torch.from_numpy(ram.known.familiarity(unit)))
 
 
 @torch.inference_mode()
@@ -90,14 +100,14 @@ def probe(recognizer: Recognizer) -> np.ndarray:
 
 @torch.inference_mode()
 def probabilities(
-    recognizer: Recognizer, image: Tensor, best: Tensor, names: Sequence[str], *, independent: bool = False
+    recognizer: Recognizer, image: Tensor, best: Tensor, words: Words, *, independent: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities and scores (B, N) as `Recognizer.predict` has them; from cosines (B, N) with image and best region.
+    """Values and scores (B, N) as `Recognizer.predict` has them; from cosines (B, N) with image and best region.
 
     `independent`: each label by itself also without calibration; it then says how far an image stands out.
     """
     if recognizer.calibrator is not None:
-        found = recognizer.calibrator(torch.stack([image, best, best], dim=-1), names).numpy()
+        found = recognizer.calibrator(torch.stack([image, best, best], dim=-1), words).numpy()
         return found, found
     image, best = image.to(recognizer.device), best.to(recognizer.device)
     ram, output = recognizer.ram, Output(best, image, best)

@@ -17,7 +17,7 @@ from ..data.images import load_image, natural_key
 from ..errors import RamatchError
 from ..prediction import Prediction
 from ..recognizer import Recognizer
-from .features import KEPT, Encoder, encode_images, label_directions, probabilities, probe
+from .features import KEPT, Encoder, encode_images, label_directions, label_words, probabilities, probe
 from .query import Query, parse_query
 from .ranking import CANDIDATES, Ranking, View, rank
 from .store import connect, read_meta, transaction, writing
@@ -31,7 +31,8 @@ ORPHAN = "NOT IN (SELECT photo FROM files WHERE photo IS NOT NULL)"  # a photo t
 @dataclass(frozen=True)
 class Hit:
     """A file that a search found. probability: of the whole query; labels: of each by itself; similarity: to the photo
-    of `like`; date: when it was taken, else of the file, in seconds since 1970."""
+    of `like`; date: when it was taken, else of the file, in seconds since 1970. If not `calibrated`, these are no
+    probabilities: they say how far a photo stands out from the others."""
 
     path: Path
     probability: float
@@ -42,10 +43,12 @@ class Hit:
     width: int
     height: int
     photo: int
+    calibrated: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"image": str(self.path), "probability": round(self.probability, 4)}
-        out["labels"] = [{"label": label, "probability": round(p, 4)} for label, p in self.labels.items()]
+        number = "probability" if self.calibrated else "relative"
+        out: dict[str, Any] = {"image": str(self.path), number: round(self.probability, 4)}
+        out["labels"] = [{"label": label, number: round(p, 4)} for label, p in self.labels.items()]
         if self.similarity is not None:
             out["similarity"] = round(self.similarity, 4)
         return out | {"date": self.date, "size": self.size, "width": self.width, "height": self.height}
@@ -202,9 +205,9 @@ class Library:
         view, photo = self.snapshot(recognizer), None if like is None else load_image(like)
         room = None if top is None else max(CANDIDATES, 4 * top)
         ranking = rank(view, query, recognizer, like=photo, room=room, threshold=threshold or 0.0)
-        return sorted(islice(self._hits(ranking, query.labels), top), key=SORTS[sort])
+        return sorted(islice(self._hits(ranking, query.labels, recognizer.calibrated), top), key=SORTS[sort])
 
-    def _hits(self, ranking: Ranking, names: tuple[str, ...]) -> Iterator[Hit]:
+    def _hits(self, ranking: Ranking, names: tuple[str, ...], calibrated: bool) -> Iterator[Hit]:
         """Copies of one photo are a hit each."""
         columns = "path, COALESCE(taken, mtime / 1e9), size, width, height, photos.id"
         select = f"SELECT {columns} FROM photos JOIN files ON photo = photos.id WHERE row = ? ORDER BY path"
@@ -212,7 +215,8 @@ class Library:
             labels = dict(zip(names, ranking.each[i].tolist(), strict=True))
             similarity = None if ranking.similarity is None else float(ranking.similarity[i])
             for path, *rest in self.database.execute(select, (row,)):
-                yield Hit(self._path(path), float(ranking.probability[i]), labels, similarity, *rest)
+                hit = Hit(self._path(path), float(ranking.probability[i]), labels, similarity, *rest)
+                yield replace(hit, calibrated=calibrated)
 
     def thumbnail(self, photo: int) -> bytes:
         """A small WebP picture of a hit's photo."""
@@ -221,17 +225,20 @@ class Library:
     def tag(self, labels: Sequence[str], recognizer: Recognizer) -> Iterator[Prediction]:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""
         names, view = tuple(labels), self.snapshot(recognizer)
-        encoded = Labels(label_directions(recognizer, names))
+        encoded, words = Labels(label_directions(recognizer, names)), label_words(recognizer, names)
+        known: dict[str, Any] = {"familiarity": None if words.familiarity is None else words.familiarity.numpy()}
+        if recognizer.calibrator is not None:
+            known["trust"] = recognizer.calibrator.trust(words)
         files: dict[int, list[tuple[bytes, int, int]]] = {}
         select = "SELECT row, path, width, height FROM files JOIN photos ON photos.id = photo ORDER BY path"
         for row, *file in self.database.execute(select):
             files.setdefault(row, []).append(tuple(file))
         for block, best in encoded.best(view.arrays, view.rows):
-            found, scores = probabilities(recognizer, encoded.image(view.arrays, block), best, names)
+            found, scores = probabilities(recognizer, encoded.image(view.arrays, block), best, words)
             for i, row in enumerate(block.tolist()):
                 for path, width, height in files.get(row, ()):
                     answer = Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1))
-                    yield replace(answer, source=str(self._path(path)), size=(width, height))
+                    yield replace(answer, source=str(self._path(path)), size=(width, height), **known)
 
     def _path(self, key: bytes) -> Path:
         return Path(os.path.normpath(self.path.parent / os.fsdecode(key)))

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from ..recognizer import Recognizer
-from .features import encode_images, label_directions, probabilities
+from .features import encode_images, label_directions, label_words, probabilities
 from .query import Query
 from .vectors import Labels
 
@@ -66,7 +66,9 @@ def rank(
     each = np.ones((len(rows), 0))
     if count and len(rows):
         best = torch.cat([found for _, found in Labels(directions).best(view.arrays, rows)])
-        each, _ = probabilities(recognizer, image[:, :count], best, query.labels, independent=True)
+        each, _ = probabilities(
+            recognizer, image[:, :count], best, label_words(recognizer, query.labels), independent=True
+        )
     total = each[:, :split].prod(1) * (1 - each[:, split:]).prod(1)
     similarity = None
     if like is not None:

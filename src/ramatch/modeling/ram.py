@@ -22,6 +22,7 @@ from ..config import PRESETS, RAMConfig
 from ..errors import RamatchError
 from .backbone import Backbone, Block
 from .kernels.ops import label_attention, layer_norm, spatial_selection
+from .known import Known
 from .losses import GATHERED, LOSSES, Gather
 from .matching import fused_scores, match, scores_without_plan
 from .preprocess import HALF, Preprocess
@@ -223,6 +224,7 @@ class RAM(nn.Module):
         super().__init__()
         self.backbone, self.config, self.fused = backbone, config, fused
         self.background: tuple[str, ...] = ()  # always matched along with the vocabulary, outside training
+        self.known: Known | None = None  # the words it learned with
         self.workspace_mb = 1024  # bound on what grows with the vocabulary, where nothing learns
         self.region_set = RegionSet(backbone, config, fused)
         self.label_set = LabelSet(backbone, config)
@@ -262,7 +264,9 @@ class RAM(nn.Module):
         raw = self.label_set(self.backbone, (*names, *extra), config.templates)
         positive, negative = (raw[0], F.normalize(raw[1], dim=-1)) if raw.ndim == 3 else (raw, None)
         unit = F.normalize(positive, dim=-1)
-        return Labels(tuple(names), unit, unit if self.config.tss_labels == "unit" else positive, negative)
+        familiarity = None if self.known is None or self.training else self.known.familiarity(unit[: len(names)])
+        tss = unit if self.config.tss_labels == "unit" else positive
+        return Labels(tuple(names), unit, tss, negative, familiarity)
 
     def trunk(self, images: Tensor | Streams) -> Trunk:
         """Everything about images (B, 3, H, W), or their kept stem, that no vocabulary changes. Images are uint8, or

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,12 +49,14 @@ class Match(Tensors):
 @dataclass(frozen=True)
 class Labels(Tensors):
     """An encoded vocabulary: names, unit features, the features TSS looks at, DualCoOp's negatives; each (N + K, D),
-    where the last K belong to the background: labels that compete in matching but are not asked for."""
+    where the last K belong to the background: labels that compete in matching but are not asked for. familiarity (N,):
+    see `Known`."""
 
     names: tuple[str, ...]
     unit: Tensor
     tss: Tensor
     negative: Tensor | None = None
+    familiarity: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.names)

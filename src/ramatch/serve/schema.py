@@ -30,7 +30,9 @@ class TagOptions(_Request):
     top: int | None = Field(
         None, ge=1, description="At most this many labels (10 when neither top nor threshold is given)"
     )
-    threshold: float | None = Field(None, ge=0, le=1, description="Only labels with at least this probability")
+    threshold: float | None = Field(
+        None, ge=0, le=1, description="Only labels with at least this probability (or relative score)"
+    )
     maps: bool = Field(False, description="Add each label's region map, rows of values in [0, 1]")
     matcher: Literal[tuple(MATCHERS)] | None = Field(  # type: ignore[valid-type]
         None, description="How regions are matched with labels; the model's own when absent"
@@ -65,8 +67,15 @@ class Tag(BaseModel):
     """One label of an image."""
 
     label: str
-    probability: float = Field(
-        description="In [0, 1]; each label's own where the model is calibrated, else relative to the vocabulary"
+    probability: float | None = Field(None, description="In [0, 1], the label's own; absent without calibration")
+    relative: float | None = Field(
+        None, description="Only without calibration: a share of 1, which compares the labels of the vocabulary"
+    )
+    calibrated: bool = Field(
+        description="Whether to trust the probability: not that of a word the model does not know well"
+    )
+    familiarity: float | None = Field(
+        description="In [0, 1]: how much like the words that the model learned; null where these are not known"
     )
     score: float = Field(description="Raw score, for ranking")
     map: list[list[float]] | None = Field(None, description="Region map: grid[0] rows of grid[1] values in [0, 1]")
@@ -98,7 +107,7 @@ class TagResponse(BaseModel):
     vocabulary: VocabularyInfo
     model: str
     matcher: str
-    calibrated: bool = Field(description="Whether a probability of 0.5 means even odds")
+    calibrated: bool = Field(description="Whether the model gives probabilities; 0.5 then means even odds")
     took_ms: float
 
 

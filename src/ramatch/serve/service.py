@@ -181,8 +181,9 @@ class Service:
             with_maps = prediction.to_dict(top=min(count, self.settings.max_maps), maps=True)["labels"]
             answer["labels"][: len(with_maps)] = with_maps
         if options.threshold is not None:
+            number = "probability" if prediction.calibrated else "relative"
             # Compared as it is shown, so that a probability sent back as the threshold keeps its label.
-            answer["labels"] = [tag for tag in answer["labels"] if tag["probability"] >= options.threshold]
+            answer["labels"] = [tag for tag in answer["labels"] if tag[number] >= options.threshold]
         image = {"name": answer["image"], "width": answer.pop("width"), "height": answer.pop("height")}
         return {
             **answer,

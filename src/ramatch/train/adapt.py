@@ -25,9 +25,11 @@ from ..data.lexicon import Lexicon, concepts, unsettled
 from ..data.splits import find_data, read_split
 from ..data.tags import mine_tags
 from ..errors import RamatchError
+from ..evaluation.familiarity import known_words
 from ..files import new_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_ram
+from ..modeling.known import LEAST
 from ..modeling.ram import RAM
 from ..settings import Count, NotNegative, OneOf, dotted_names, parse_overrides
 from .assemble import load_frozen
@@ -39,7 +41,7 @@ from .features import FeatureCache, Views, cache_features
 
 @dataclass(frozen=True)
 class AdaptConfig(CachedConfig):
-    """Defaults are the ones `ramatch-mini` was made with."""
+    """Defaults made `ramatch-mini`; chosen on validation images and tags (docs/results.md)."""
 
     epochs: Count = 8
     batch_size: Count = 256
@@ -142,7 +144,6 @@ class Meanings:
         return tuple(sources), list(sources.values())
 
 
-# What made ramatch-mini; chosen on validation images and tags (docs/results.md)
 @torch.inference_mode()
 def leave_open(model: RAM, cache: FeatureCache, broad: BroadTargets, targets: Tensor, omitted: float) -> Tensor:
     """The targets, with `omitted` times as many of a tag's absences open (−1) as it has presences, the likeliest ones
@@ -228,6 +229,8 @@ def adapt_folder(
     pixels = decode_all(list(records.values()), model.preprocess, progress=progress)
     log = adapt(model, pixels, broad, config, progress=progress)
     model.background = tuple(background)
+    if len(broad.names) >= LEAST:
+        model.known = known_words(model.eval(), broad.names)
     save_ram(model.eval(), out, with_backbone=True, weights=config.weights)
     tags = broad.names[broad.labels :]
     everything = {r.key for r in captioned} | {r.key for r in labelled.records}

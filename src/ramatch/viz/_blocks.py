@@ -71,12 +71,12 @@ def photo(image: Image.Image, caption: str, note: str = "", color: str = s.INK, 
 
 
 def label_photo(prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None) -> Block:
-    """One label's weights over the image; its name, its probability and a bar of it underneath.
+    """One label's weights over the image; its name, its probability (or relative score) and a bar of it underneath.
 
     Calibrated, improbable labels glow less: weights always sum to one, also those of a label that is not there. An
     uncalibrated number says little about presence, so the heat does not follow it.
     """
-    name, probability = prediction.labels[label], float(prediction.probabilities[label])
+    name, probability = prediction.labels[label], float(prediction.values[label])
     heat = require_plan(prediction)[:, label].reshape(prediction.grid)
     picture = glowing(image, heat, 0.45 + 0.55 * min(1.0, 2 * probability) if prediction.calibrated else 1.0)
     return photo(picture, name, f"{probability:.2f}", verdict(name, truth, s.INK), probability)
@@ -112,8 +112,8 @@ def ranked(prediction: Prediction, top: int, truth: Collection[str] | None) -> B
             middle = y + 0.3 * row + 0.15
             sheet.text(x + name - 0.1, middle, elide(tag.label, name - 0.15, 9.5), 9.5, ha="right")
             color = verdict(tag.label, truth, s.BLUE)
-            bar(sheet, x + name, middle - 0.07, width - name - number, tag.probability, color, 0.14)
-            sheet.text(x + width, middle, f"{tag.probability:.2f}", 9.5, ha="right")
+            bar(sheet, x + name, middle - 0.07, width - name - number, tag.value, color, 0.14)
+            sheet.text(x + width, middle, f"{tag.value:.2f}", 9.5, ha="right")
         return 0.3 * len(tags)
 
     return draw

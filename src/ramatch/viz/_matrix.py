@@ -147,7 +147,7 @@ class Matrix:
     def _draw_bars(self, sheet: Sheet, y: float, x: float) -> None:
         step, full = self.rows.row_height, self._BARS - 0.5
         for row, i in enumerate(self.rows.named):
-            p, marked = float(self.prediction.probabilities[i]), i in self.rows.marked
+            p, marked = float(self.prediction.values[i]), i in self.rows.marked
             top = y + (row + 0.2) * step
             sheet.rectangle(x + 0.1, top, full * float(np.clip(p, 0, 1)), 0.6 * step, s.RED if marked else s.GREY)
             style = {"ha": "right", "color": s.INK if marked else s.MUTED}
@@ -168,7 +168,8 @@ class Matrix:
         bar.imshow(np.arange(256)[None], aspect="auto", cmap=s.colormap(INK_RAMP))
         sheet.text(right - 1.06, y + 0.1, "weight 0", 8, ha="right", color=s.MUTED)
         sheet.text(left + wide, y + 0.1, number, 8, ha="right", color=s.MUTED)
-        sheet.text(left + wide + 0.1, y + 0.1, "probability", 8, color=s.MUTED)
+        kind = "probability" if self.prediction.calibrated else "relative"
+        sheet.text(left + wide + 0.1, y + 0.1, kind, 8, color=s.MUTED)
 
     def _draw_axis(self, sheet: Sheet, left: float, y: float, wide: float) -> None:
         rows, columns = self.prediction.grid
@@ -228,7 +229,7 @@ class Comparison:
         for tag in best:
             cell = verdict(tag.label, self.truth, s.PLAIN_CELL, s.GREEN_CELL, s.RED_CELL)
             sheet.rectangle(x, y, width, _CELL - 0.04, cell)
-            number, middle = f"{tag.probability:.2f}", y + (_CELL - 0.04) / 2
+            number, middle = f"{tag.value:.2f}", y + (_CELL - 0.04) / 2
             room = width - s.text_width(number, 8.5) - 0.22
             sheet.text(x + 0.07, middle, elide(tag.label, room, 8.5), 8.5)
             sheet.text(x + width - 0.07, middle, number, 8.5, ha="right")

@@ -101,8 +101,9 @@ def explanation(
 def _title(prediction: Prediction, name: str) -> Block:
     def draw(sheet: Sheet, x: float, y: float, width: float) -> float:
         count, (rows, columns) = len(prediction.labels), prediction.grid
-        labels, kind = "label" if count == 1 else "labels", "" if prediction.calibrated else "not "
-        facts = f"{count:,} {labels}  ·  {rows} × {columns} regions  ·  probabilities {kind}calibrated"
+        labels = "label" if count == 1 else "labels"
+        kind = "calibrated probabilities" if prediction.calibrated else "relative scores, not calibrated"
+        facts = f"{count:,} {labels}  ·  {rows} × {columns} regions  ·  {kind}"
         sheet.text(x, y + 0.15, s.elide(name, width, 17, bold=True), 17, fontweight="bold")
         sheet.text(x, y + 0.47, facts, 9.5, color=s.MUTED)
         return 0.85

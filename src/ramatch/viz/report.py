@@ -25,6 +25,8 @@ from ..errors import RamatchError
 from ..files import write_atomic
 from ..prediction import Prediction
 
+GUESS = "ramatch does not know this word well; take the number as a guess"
+RELATIVE = "Relative scores, which compare these labels: the model is not calibrated."
 _PACKAGE = Path(__file__).parents[1]
 _PARTS = _PACKAGE / "assets" / "report"
 _SHARED = _PACKAGE / "serve" / "page"  # the web page's colours, label list and map drawing
@@ -53,7 +55,7 @@ def write_report(
     if top < 1:
         raise RamatchError(f"top={top}: a report lists at least 1 label per image")
     if threshold is not None and not 0 <= threshold <= 1:
-        raise RamatchError(f"threshold={threshold} is not a probability; use 0 to 1")
+        raise RamatchError(f"threshold={threshold} lies outside 0 to 1")
     path = Path(out_path)
 
     def write(temporary: Path) -> None:
@@ -61,14 +63,17 @@ def write_report(
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(head)
             for prediction, image in _pairs(predictions, images):
-                entries = prediction.to_dict(top=top, maps=maps and prediction.plan is not None)["labels"]
+                answer = prediction.to_dict(top=top, maps=maps and prediction.plan is not None)
                 name = html.escape(Path(prediction.source).name if prediction.source else "image", quote=True)
                 rows, columns = prediction.grid
                 file.write(f'<article class="card" data-grid="{rows} {columns}">\n')
                 file.write(
                     f'<div class="heat">{_picture(image, name, max_side)}</div>\n<h2 title="{name}">{name}</h2>\n'
                 )
-                file.writelines(["<ol>\n", *(_label(entry, threshold) for entry in entries), "</ol>\n</article>\n"])
+                if not answer["calibrated"]:
+                    file.write(f'<p class="hush">{RELATIVE}</p>\n')
+                items = (_label(entry, threshold) for entry in answer["labels"])
+                file.writelines(["<ol>\n", *items, "</ol>\n</article>\n"])
             file.write(tail)
 
     try:
@@ -103,19 +108,23 @@ def _frame(title: str) -> tuple[str, str]:
 
 
 def _label(entry: dict[str, Any], threshold: float | None) -> str:
-    label, p = html.escape(entry["label"], quote=True), entry["probability"]
+    label, calibrated = html.escape(entry["label"], quote=True), "probability" in entry
+    p = entry["probability" if calibrated else "relative"]
     below = " below" if threshold is not None and p < threshold else ""
     grid = ""
     if "map" in entry:  # (H, W) in [0, 1] as one byte per region, row by row
         heat = np.rint(np.clip(entry["map"], 0, 1) * 255).astype(np.uint8)
         grid = f' data-map="{base64.b64encode(heat).decode()}"'
-    percent = "&lt;1 %" if 0 < p < 0.005 else f"{100 * p:.0f} %"
+    shown = f"{p:.2f}" if not calibrated else "&lt;1 %" if 0 < p < 0.005 else f"{100 * p:.0f} %"
+    title = label
+    if calibrated and not entry["calibrated"]:
+        shown, title = f"{shown} ?", f"{label}: {GUESS}"
     return (
         f'<li><button type="button" class="label{below}" aria-pressed="false" '
         f'data-p="{p:.4f}" data-label="{label}"{grid}>'
-        f'<span class="name" title="{label}">{label}</span>'
+        f'<span class="name" title="{title}">{label}</span>'
         f'<span class="track" aria-hidden="true"><span class="fill"></span></span>'
-        f'<span class="value">{percent}</span></button></li>\n'
+        f'<span class="value">{shown}</span></button></li>\n'
     )
 
 

@@ -1,7 +1,8 @@
 """Saving and loading a trained RAM: adapters apart from the backbone they belong to.
 
 A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
-MB), optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone.
+MB), optionally calibration.json and known.safetensors (the words it learned with), and optionally the backbone itself
+in `backbone/` so that the folder stands alone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from ...config import RAMConfig
 from ...errors import RamatchError
 from ...files import new_folder, read_json, write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
+from ..known import Known
 from ..preprocess import Preprocess
 from ..ram import RAM
 from .files import Unfilled, fill, read_tensors
-from .packing import write_tensors
+from .packing import quantize, write_tensors
 from .tokenizer import Tokenizer
 
 FORMAT, BACKBONE_FORMAT = "ramatch", "ramatch-backbone"
-LABEL_FEATURES = "label_features.safetensors"
+LABEL_FEATURES, KNOWN = "label_features.safetensors", "known.safetensors"
 VERSION = 1
 
 
@@ -52,7 +54,26 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, weigh
     if with_backbone:
         save_backbone(own, folder / "backbone", weights=weights)
     write_tensors(ram.adapters(), folder / "ram.safetensors", weights)
+    if ram.known is not None:
+        save_known(ram.known, folder)
     write_json(folder / "config.json", config)
+
+
+def save_known(known: Known, folder: Path) -> None:
+    """Features always in int8: how familiar a label is changes by less than 0.01."""
+    rows, scale = quantize(known.unit.float().cpu(), "rows")
+    tensors = {"rows": rows, "scale": scale, "weights": known.weights}
+    write_atomic(folder / KNOWN, lambda p: save_file(tensors, p))
+
+
+def load_known(folder: Path) -> Known | None:
+    """What `save_known` wrote, if it did."""
+    if not (folder / KNOWN).is_file():
+        return None
+    tensors = read_tensors(folder / KNOWN)
+    if missing := {"rows", "scale", "weights"} - set(tensors):
+        raise RamatchError(f"{folder / KNOWN}: {', '.join(sorted(missing))} missing; calibrate again")
+    return Known(tensors["rows"].float() * tensors["scale"], tensors["weights"])
 
 
 def is_model_folder(folder: Path, kind: str = FORMAT) -> bool:
@@ -97,6 +118,7 @@ def load_ram(
     ram = RAM(own, RAMConfig.from_dict(config["ram"]))
     load_adapters(ram, read_tensors(folder / "ram.safetensors"), str(folder))
     ram.background = tuple(config.get("background", ()))
+    ram.known = load_known(folder)
     return ram.eval()
 
 
@@ -159,7 +181,7 @@ def convert(model: str | Path, out: str | Path, weights: str) -> Path:
         raise RamatchError(f"{model} is not a folder that ramatch wrote; give a model folder or a run folder")
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         target = out / file.relative_to(folder)
-        if file.suffix == ".safetensors" and file.name != LABEL_FEATURES:
+        if file.suffix == ".safetensors" and file.name not in (LABEL_FEATURES, KNOWN):
             write_tensors(read_tensors(file), target, weights)
         else:
             write_atomic(target, partial(shutil.copyfile, file))

@@ -132,18 +132,22 @@ function light(name) {
   $("heat").classList.toggle("lit", Boolean(entry?.map));
   $("caption").hidden = !entry;
   if (!entry) return;
-  $("caption").textContent = `${label} · ${percent(entry.probability)}`;
+  $("caption").textContent = `${label} · ${shown(entry)}`;
   if (entry.map) drawHeat($("map"), entry.map);
 }
 
 // ---- the labels
 
 const percent = (p) => (p > 0 && p < 0.005 ? "<1 %" : `${Math.round(p * 100)} %`);
+// A label's probability; of a model that is not calibrated its relative score, which is no percentage.
+const value = (l) => l.probability ?? l.relative;
+const unsure = (l) => l.probability !== undefined && !l.calibrated;
+const shown = (l) => (l.probability === undefined ? l.relative.toFixed(2) : `${percent(l.probability)}${unsure(l) ? " ?" : ""}`);
 const threshold = () => Number($("threshold").value) / 100;
 
 function drawResults() {
   const answer = state.answer, cut = threshold();
-  const above = answer.labels.filter((l) => l.probability >= cut), below = answer.labels.filter((l) => l.probability < cut);
+  const above = answer.labels.filter((l) => value(l) >= cut), below = answer.labels.filter((l) => value(l) < cut);
   const few = state.all ? below : below.slice(0, SHOW_BELOW);
   const list = $("results"), focused = document.activeElement?.dataset?.label;
   list.style.setProperty("--threshold", `${cut * 100}%`);
@@ -166,10 +170,10 @@ function row(label, below) {
   button.setAttribute("aria-pressed", String(label.label === state.held));
   const parts = ["name", "track", "value"].map((name) => Object.assign(document.createElement("span"), { className: name }));
   parts[0].textContent = label.label;
-  parts[0].title = label.label;
-  parts[2].textContent = percent(label.probability);
+  parts[0].title = unsure(label) ? `${label.label}: ramatch does not know this word well; take the number as a guess` : label.label;
+  parts[2].textContent = shown(label);
   const fill = Object.assign(document.createElement("span"), { className: "fill" });
-  fill.style.clipPath = `inset(0 ${100 - label.probability * 100}% 0 0 round 5px)`;
+  fill.style.clipPath = `inset(0 ${100 - value(label) * 100}% 0 0 round 5px)`;
   parts[1].setAttribute("aria-hidden", "true");
   parts[1].append(fill);
   button.append(...parts);
@@ -223,7 +227,7 @@ const python = (value) => JSON.stringify(value);
 function snippets() {
   const { labels, vocabulary } = choice(), name = state.file?.name || "photo.jpg", cut = threshold(), matcher = $("matcher").value;
   const plain = matcher === state.info?.matcher, model = state.info?.model || "ramatch-mini", fromFile = $("vocabulary").value === ":file";
-  const answer = state.answer && { ...state.answer, labels: state.answer.labels.filter((l) => l.probability >= cut).map(({ map, ...rest }) => rest) };
+  const answer = state.answer && { ...state.answer, labels: state.answer.labels.filter((l) => value(l) >= cut).map(({ map, ...rest }) => rest) };
   const cli = ["ramatch tag", shell(name), `--model ${shell(model)}`];
   if (fromFile) cli.push(`--labels-file ${shell(state.fileName || "labels.txt")}`);
   else if (labels) cli.push(`--labels ${shell(labels.join(","))}`);
@@ -237,7 +241,7 @@ function snippets() {
   else if (fromFile) lines.push(`recognizer.set_vocabulary(open(${python(state.fileName || "labels.txt")}).read().split("\\n"))`);
   else if (labels) lines.push(`recognizer.set_vocabulary(${python(labels)})`);
   lines.push(`prediction = recognizer.predict(${python(name)}, maps=True${plain ? "" : `, matcher=${python(matcher)}`})`,
-    `for tag in prediction.above(${cut}):`, '    print(f"{tag.probability:.2f}  {tag.label}")', "    heat = prediction.heatmap(tag.label)");
+    `for tag in prediction.above(${cut}):`, '    print(f"{tag.value:.2f}  {tag.label}")', "    heat = prediction.heatmap(tag.label)");
   const curl = [`curl ${location.origin}/v1/tag`, `-F image=@${shell(name)}`];
   if (labels) curl.push(`-F ${shell(`labels=${labels.join(",")}`)}`);
   if (vocabulary) curl.push(`-F vocabulary=${shell(vocabulary)}`);
