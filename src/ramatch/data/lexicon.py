@@ -123,9 +123,14 @@ def concepts(tags: Tags, lexicon: Lexicon | None) -> Concepts:
     return Concepts(tuple(lexicon.find(name).words for name in column), targets, below)
 
 
+PLURAL = {"person": "people", "sheep": "sheep", "fish": "fish", "broccoli": "broccoli", "glass": "glasses"}
+
+
 def plural(word: str) -> str:
     """A plural that people would write; irregular ones that captions use are known."""
     head, space, last = word.rpartition(" ")
+    if last in PLURAL:
+        return head + space + PLURAL[last]
     for many, one in IRREGULAR.items():
         if last == one:
             return head + space + many
