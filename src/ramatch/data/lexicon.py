@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -20,17 +21,20 @@ from ..errors import RamatchError
 from ..files import read_text
 from .tags import IRREGULAR, Tags
 
+ARTICLE = re.compile(r"^(?:an?|the)\s+")
 PHRASES = ("a {}", "the {}", "a photo of a {}")
 BUILT_IN = Path(__file__).parents[1] / "assets" / "vocabularies" / "general.tsv"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One meaning: its usual name, other words for it, and the names of what it is a kind of, nearest first."""
+    """One meaning: its usual name, other words for it, and the names of what it is a kind of, nearest first. `common`:
+    how many digits the number of images has whose captions name it, of 33,914 (0: no image; at most 4)."""
 
     name: str
     synonyms: tuple[str, ...] = ()
     parents: tuple[str, ...] = ()
+    common: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -49,12 +53,18 @@ class Lexicon:
         rows = list(csv.DictReader(io.StringIO(read_text(path)), delimiter="\t"))
         if not rows or not {"name", "synonyms", "parents"} <= set(rows[0]):
             raise RamatchError(f"{path}: a lexicon is a TSV with the columns name, synonyms and parents")
-        return cls({r["name"]: Entry(r["name"], _listed(r["synonyms"]), _listed(r["parents"])) for r in rows})
+        return cls({r["name"]: _entry(r) for r in rows})
 
     @classmethod
     def named(cls, name: str | None) -> Lexicon | None:
         """What a setting says: the built-in lexicon, a file, or none."""
         return None if name is None else cls.read(None if name == "built-in" else name)
+
+    @staticmethod
+    @lru_cache(1)
+    def built_in() -> Lexicon:
+        """The built-in lexicon, read once."""
+        return Lexicon.read()
 
     @cached_property
     def _by_word(self) -> dict[str, Entry]:
@@ -68,6 +78,27 @@ class Lexicon:
         """The entry a word belongs to; of an unknown word, one of its own."""
         return self._by_word.get(word) or Entry(word)
 
+    def meant(self, label: str) -> Entry | None:
+        """The entry of a label as people write it: in capitals, with an article, in the plural."""
+        word = ARTICLE.sub("", label.strip().casefold())
+        return self._by_word.get(word) or self._by_plural.get(word)
+
+    @cached_property
+    def _by_plural(self) -> dict[str, Entry]:
+        return {plural(word): entry for word, entry in self._by_word.items()}
+
+    def below(self, entry: Entry) -> tuple[Entry, ...]:
+        """Everything that is a kind of the entry, as listed."""
+        return tuple(self._below.get(entry.name, ()))
+
+    @cached_property
+    def _below(self) -> dict[str, list[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries.values():
+            for name in self.above(entry):
+                found.setdefault(name, []).append(entry)
+        return found
+
     def above(self, entry: Entry) -> list[str]:
         """Everything the entry is a kind of, nearest first."""
         found: dict[str, None] = {}
@@ -78,6 +109,13 @@ class Lexicon:
                 found[name] = None
                 queue += self.entries[name].parents if name in self.entries else ()
         return list(found)
+
+
+def _entry(row: Mapping[str, str]) -> Entry:
+    common = row.get("common") or "0"
+    if not common.isdigit():
+        raise RamatchError(f"a lexicon's column 'common' has whole numbers, not '{common}' (of '{row['name']}')")
+    return Entry(row["name"], _listed(row["synonyms"]), _listed(row["parents"]), int(common))
 
 
 def _listed(cell: str | None) -> tuple[str, ...]:
