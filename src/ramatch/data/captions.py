@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,19 @@ def read_captions(path: str | os.PathLike, images_roots: Paths | None = None, *,
     summary.images, summary.labels = len(records), sum(len(r.captions) for r in records)
     summary.notes.append(f"{summary.labels:,} captions")
     return Captions(records, summary)
+
+
+def read_caption_sets(
+    paths: str | os.PathLike | Sequence[str | os.PathLike], images_roots: Sequence[str | os.PathLike] = ()
+) -> tuple[list[CaptionRecord], list[Summary]]:
+    """Records of one or several caption sets, and an account of each; an image that several name has all its
+    captions."""
+    sets = [read_captions(p, images_roots) for p in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    records: dict[str, CaptionRecord] = {}
+    for record in (r for found in sets for r in found.records):
+        before = records.get(record.key)
+        records[record.key] = replace(record, captions=before.captions + record.captions) if before else record
+    return list(records.values()), [found.summary for found in sets]
 
 
 def _caption_file(path: Path) -> Path:

@@ -22,6 +22,7 @@ from ..files import read_text
 from .tags import IRREGULAR, Tags
 
 ARTICLE = re.compile(r"^(?:an?|the)\s+")
+COUNTED = ("bus", "dress", "glass", "cross")  # end in s and have a plural
 PHRASES = ("a {}", "the {}", "a photo of a {}")
 BUILT_IN = Path(__file__).parents[1] / "assets" / "vocabularies" / "general.tsv"
 
@@ -161,7 +162,7 @@ def concepts(tags: Tags, lexicon: Lexicon | None) -> Concepts:
     return Concepts(tuple(lexicon.find(name).words for name in column), targets, below)
 
 
-PLURAL = {"person": "people", "sheep": "sheep", "fish": "fish", "broccoli": "broccoli", "glass": "glasses"}
+PLURAL = {"person": "people", "sheep": "sheep", "fish": "fish", "broccoli": "broccoli"}
 
 
 def plural(word: str) -> str:
@@ -170,7 +171,7 @@ def plural(word: str) -> str:
     if last in PLURAL:
         return head + space + PLURAL[last]
     for many, one in IRREGULAR.items():
-        if last == one:
+        if last == one and last not in COUNTED:
             return head + space + many
     if last.endswith(("s", "x", "z", "ch", "sh")):
         return f"{word}es"

@@ -46,14 +46,9 @@ def singular(word: str, known: Counter[str]) -> str:
         return IRREGULAR[word]
     if len(word) < 4 or not word.endswith("s") or word.endswith("ss"):
         return word
-    for candidate in (
-        word[:-3] + "y" if word.endswith("ies") else "",
-        word[:-2] if word.endswith("es") else "",
-        word[:-1],
-    ):
-        if candidate and known[candidate] > 0:
-            return candidate
-    return word
+    candidates = [word[:-1], word[:-2] if word.endswith("es") else "", f"{word[:-3]}y" if word.endswith("ies") else ""]
+    best = max(candidates, key=lambda candidate: known[candidate])  # "hors" is a slip, "horse" the word
+    return best if known[best] else word
 
 
 @dataclass(frozen=True)

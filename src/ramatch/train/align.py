@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import RAMConfig
-from ..data import read_captions
 from ..data.augment import mosaics
-from ..data.captions import CaptionRecord
+from ..data.captions import CaptionRecord, read_caption_sets
 from ..data.decode import decode_all
 from ..data.lexicon import Concepts, Lexicon, all_words, concepts, phrasings
 from ..data.sampler import ResumableSampler
@@ -404,31 +403,28 @@ def align(
 
 @dataclass(frozen=True)
 class CaptionData:
-    """A caption data set, and which of its images have no part in training.
+    """One or several caption data sets, and which of their images have no part in training.
 
     `test`: keys of images that are used for retrieval, or how many (chosen by their names alone, so that every run
     holds out the same). `exclude`: keys of images to leave out altogether."""
 
-    captions: str | Path
+    captions: str | Path | Sequence[str | Path]
     images_roots: Sequence[str] | None = None
     test: int | Sequence[str] = 0
     exclude: Sequence[str] = ()
 
-    def read(self) -> tuple[dict[str, Any], list[CaptionRecord], list[CaptionRecord]]:
-        """An account of the data; images to train on, images to test on."""
-        data = read_captions(self.captions, self.images_roots)
-        gone, keys = set(self.exclude), [r.key for r in data]
+    def read(self) -> tuple[list[dict[str, Any]], list[CaptionRecord], list[CaptionRecord]]:
+        """An account of each set; images to train on, images to test on."""
+        records, summaries = read_caption_sets(self.captions, self.images_roots or ())
+        gone, keys = set(self.exclude), [r.key for r in records]
         asked = {keys[i] for i in hold_out(keys, self.test, "test")} if isinstance(self.test, int) else set(self.test)
-        if unknown := sorted((asked | gone) - set(keys)):
-            raise RamatchError(
-                f"{len(unknown)} image(s) to hold out or leave out are not in the captions, such as '{unknown[0]}'"
-            )
-        held = [r for r in data.records if r.key in asked - gone]
-        train = [r for r in data.records if r.key not in asked | gone]
+        if unknown := sorted(asked - set(keys)):
+            raise RamatchError(f"{len(unknown)} image(s) to hold out are not in the captions, such as '{unknown[0]}'")
+        held = [r for r in records if r.key in asked - gone]
+        train = [r for r in records if r.key not in asked | gone]
         if len(train) < 2:
-            raise RamatchError(f"{len(train)} of {len(data)} images are left: at least 2 must be left to train on")
-        account = data.summary.to_dict() | {"path": Path(data.summary.path).name}  # models travel, folders do not
-        return account, train, held
+            raise RamatchError(f"{len(train)} of {len(records)} images are left: at least 2 must be left to train on")
+        return [s.to_dict() | {"path": Path(s.path).name} for s in summaries], train, held  # models travel, folders do not
 
 
 def align_folder(
