@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from .data.kinds import each_once
+from .data.lexicon import Lexicon
 from .errors import RamatchError
 
 SHARPNESS = 12.0  # of similarity maps
 
 
 class Tag(NamedTuple):
-    """One label of one image."""
+    """One label of one image; `parents`: what it is a kind of, nearest first, where the labels are not the user's."""
 
     label: str
     probability: float
     score: float
+    parents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +35,7 @@ class Prediction:
     ones answer "is it there?" for each label by itself, others share out one certainty among the labels of the
     vocabulary and so sum to 1. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal (M,) are
     there when maps were asked for; each column of the plan sums to 1. source: the file's name; size: (width, height) of
-    the image.
+    the image. lexicon: with it, tags say each thing once, the specific before the general (see `each_once`).
     """
 
     labels: tuple[str, ...]
@@ -43,6 +48,7 @@ class Prediction:
     marginal: np.ndarray | None = None
     source: str | None = None
     size: tuple[int, int] | None = None
+    lexicon: Lexicon | None = None
 
     def __post_init__(self) -> None:
         n, m = len(self.labels), self.grid[0] * self.grid[1]
@@ -62,17 +68,25 @@ class Prediction:
         return f"Prediction({self.source or 'image'}: {best}, of {len(self.labels)} labels)"
 
     def tags(self) -> list[Tag]:
-        """All labels, best first; ties in the order of the vocabulary."""
-        order = np.argsort(-self.scores, kind="stable")
-        return [Tag(self.labels[i], float(self.probabilities[i]), float(self.scores[i])) for i in order]
+        """All labels, best first; ties in the order of the vocabulary. With a lexicon, those that say something new."""
+        return list(self._tags())
+
+    def _tags(self) -> Iterator[Tag]:
+        order: Iterable[int] = np.argsort(-self.scores, kind="stable").tolist()
+        if self.lexicon is not None:
+            order = each_once(self.labels, self.probabilities, order, self.lexicon)
+        for i in order:
+            name = self.labels[i]
+            parents = () if self.lexicon is None else self.lexicon.above(self.lexicon.find(name))
+            yield Tag(name, float(self.probabilities[i]), float(self.scores[i]), parents)
 
     def top(self, k: int = 10) -> list[Tag]:
         """The k best labels."""
-        return self.tags()[:k]
+        return list(islice(self._tags(), k))
 
     def above(self, threshold: float = 0.5) -> list[Tag]:
         """The labels that are at least this probable, best first."""
-        return [tag for tag in self.tags() if tag.probability >= threshold]
+        return [tag for tag in self._tags() if tag.probability >= threshold]
 
     def heatmap(self, label: str, *, kind: str = "similarity", size: tuple[int, int] | None = None) -> np.ndarray:
         """Where a label is, over the grid (rows, columns), in [0, 1] with the largest at 1.
@@ -118,9 +132,10 @@ class Prediction:
 
     def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
         """Plain data for JSON: the chosen labels with probability and score, and their maps if asked for."""
-        tags = self.tags() if threshold is None else self.above(threshold)
+        tags = self.above(threshold) if threshold is not None else self.tags() if top is None else self.top(top)
         entries: list[dict[str, Any]] = [
             {"label": tag.label, "probability": round(tag.probability, 4), "score": round(tag.score, 5)}
+            | ({} if self.lexicon is None else {"parents": list(tag.parents)})
             for tag in tags[:top]
         ]
         if maps:

@@ -100,8 +100,17 @@ class Lexicon:
                 found.setdefault(name, []).append(entry)
         return found
 
-    def above(self, entry: Entry) -> list[str]:
+    def above(self, entry: Entry) -> tuple[str, ...]:
         """Everything the entry is a kind of, nearest first."""
+        if entry.name not in self._above:  # no entry of this lexicon
+            return self._climb(entry)
+        return self._above[entry.name]
+
+    @cached_property
+    def _above(self) -> dict[str, tuple[str, ...]]:
+        return {name: self._climb(entry) for name, entry in self.entries.items()}
+
+    def _climb(self, entry: Entry) -> tuple[str, ...]:
         found: dict[str, None] = {}
         queue = list(entry.parents)
         while queue:
@@ -109,7 +118,7 @@ class Lexicon:
             if name not in found and name != entry.name:
                 found[name] = None
                 queue += self.entries[name].parents if name in self.entries else ()
-        return list(found)
+        return tuple(found)
 
 
 def _entry(row: Mapping[str, str]) -> Entry:
