@@ -45,6 +45,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     add("--part", choices=PARTS, default="test")
     add("--lines", default=",".join(LINES), metavar="A,B", help=f"some of {', '.join(LINES)}")
     add("--limit", type=int, metavar="N", help="at most N images of each set")
+    add("--no-kinds", action="store_true", help="look for each label as itself alone")
     add("--batch-size", type=int, default=64, metavar="N")
     add("--json", metavar="F")
     arguments = parser.parse_args(argv)
@@ -103,12 +104,15 @@ def free_rows(arguments: argparse.Namespace, runner: Runner, lines: list[str]) -
 
 def main(argv: list[str] | None = None) -> int:
     arguments, begun = arguments_of(argv), time.perf_counter()
-    recognizer = Recognizer.from_pretrained(arguments.model, device=arguments.device, cache=arguments.batch_size)
+    recognizer = Recognizer.from_pretrained(
+        arguments.model, device=arguments.device, cache=arguments.batch_size, kinds=not arguments.no_kinds
+    )
     if not recognizer.calibrated:
         note = "probabilities are relative to each vocabulary, so that recall at 0.5, false alarms and ECE say little"
         print(f"'{arguments.model}' is not calibrated: {note}", file=sys.stderr)
     runner = Runner(recognizer, ImageCache(), arguments.batch_size, progress=sys.stderr.isatty())
     about = {"model": str(arguments.model), "part": arguments.part, "device": str(recognizer.device)}
+    about["kinds"] = "off" if arguments.no_kinds else "on"
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
     found = []
     for entry in rows(arguments, runner):

@@ -77,7 +77,7 @@ class Prediction:
             order = each_once(self.labels, self.probabilities, order, self.lexicon)
         for i in order:
             name = self.labels[i]
-            parents = () if self.lexicon is None else self.lexicon.above(self.lexicon.find(name))
+            parents = () if self.lexicon is None else tuple(self.lexicon.above(self.lexicon.find(name)))
             yield Tag(name, float(self.probabilities[i]), float(self.scores[i]), parents)
 
     def top(self, k: int = 10) -> list[Tag]:

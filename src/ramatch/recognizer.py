@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .assets import GENERAL
+from .assets import GENERAL, vocabulary_names
 from .assets import vocabulary as bundled_vocabulary
 from .config import RAMConfig
 from .config import preset as named_preset
@@ -165,12 +165,10 @@ class Recognizer:
         self.vocabulary = self.encode_vocabulary(labels, templates=templates)
 
     @torch.inference_mode()
-    def encode_vocabulary(
-        self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None
-    ) -> Vocabulary:
+    def encode_vocabulary(self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None) -> Vocabulary:
         """An encoded vocabulary for `predict(vocabulary=…)`, when several are in use."""
-        if isinstance(labels, str):
-            names, lexicon = clean_labels(bundled_vocabulary(labels)), Lexicon.built_in() if labels == GENERAL else None
+        if isinstance(labels, str) and labels in vocabulary_names():
+            names, lexicon = bundled_vocabulary(labels), Lexicon.built_in() if labels == GENERAL else None
             return Vocabulary(self._encode(names, templates), sought(names), lexicon)
         found = self.sought(clean_labels(labels))
         return Vocabulary(self._encode(found.words, templates), found)

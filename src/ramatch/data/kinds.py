@@ -8,7 +8,7 @@ was chosen on validation images and words (docs/words.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ MOST = 40  # kinds that a label is looked for as, the most common ones
 COMMON = 2  # how common a kind must be (see `Entry.common`)
 SHARE = 0.7  # of a kind in the joint log odds of the kind and of the label itself
 EVEN = 0.5  # from this probability on, a thing is said to be there
-SPECIFIC = 0.7  # a kind is said instead of what stands above it if it is at least so probable as that
+SPECIFIC = 0.9  # a kind is said instead of what stands above it if it is at least so probable as that
 
 
 @dataclass(frozen=True)
@@ -84,26 +84,25 @@ def _log_odds(p: np.ndarray) -> np.ndarray:
 def sought(labels: Sequence[str], lexicon: Lexicon | None = None) -> Sought:
     """Labels with what a lexicon knows of them; without one, labels alone."""
     index = {label: i for i, label in enumerate(labels)}
-    same, kinds = [], []
+    columns: list[list[tuple[int, ...]]] = []
     for label in labels:
+        names: tuple[list[str], list[str]] = ([], [])
         entry = None if lexicon is None else lexicon.meant(label)
-        if lexicon is None or entry is None:
-            same.append(()), kinds.append(())
-            continue
-        below = [kind for kind in lexicon.below(entry) if kind.common >= COMMON]
-        below = sorted(below, key=lambda kind: -kind.common)[:MOST]
-        names = ([entry.name], [kind.name for kind in below])
-        found = [tuple(index.setdefault(name, len(index)) for name in part if name != label) for part in names]
-        same.append(found[0]), kinds.append(found[1])
+        if lexicon is not None and entry is not None:
+            below = [kind for kind in lexicon.below(entry) if kind.common >= COMMON]
+            below = sorted(below, key=lambda kind: -kind.common)[:MOST]
+            names = ([entry.name], [kind.name for kind in below])
+        columns.append([tuple(index.setdefault(n, len(index)) for n in part if n != label) for part in names])
+    same, kinds = zip(*columns, strict=True) if columns else ((), ())
     return Sought(tuple(labels), tuple(index), tuple(same), tuple(kinds))
 
 
-def each_once(names: Sequence[str], probabilities: np.ndarray, order: Sequence[int], lexicon: Lexicon) -> Iterator[int]:
+def each_once(names: Sequence[str], probabilities: np.ndarray, order: Iterable[int], lexicon: Lexicon) -> Iterator[int]:
     """Positions of the names that say something new, in the order given: of a thing and its kinds only one is said. Of
     those that are there, that is the most specific one, unless it is much less certain than what stands above it."""
     place = {name: i for i, name in enumerate(names)}
     left: set[str] = set()  # said better by one of their kinds
-    for i in np.flatnonzero(probabilities >= EVEN):
+    for i in np.flatnonzero(probabilities >= EVEN).tolist():
         for name in lexicon.above(lexicon.find(names[i])):
             if name in place and probabilities[i] >= SPECIFIC * probabilities[place[name]]:
                 left.add(name)
@@ -117,4 +116,4 @@ def each_once(names: Sequence[str], probabilities: np.ndarray, order: Sequence[i
         if said.isdisjoint(above):
             said.add(name)
             implied.update(above)
-            yield int(i)
+            yield i

@@ -100,17 +100,16 @@ class Lexicon:
                 found.setdefault(name, []).append(entry)
         return found
 
-    def above(self, entry: Entry) -> tuple[str, ...]:
+    def above(self, entry: Entry) -> list[str]:
         """Everything the entry is a kind of, nearest first."""
-        if entry.name not in self._above:  # no entry of this lexicon
-            return self._climb(entry)
-        return self._above[entry.name]
+        known = self._above.get(entry.name)
+        return self._climb(entry) if known is None else list(known)
 
     @cached_property
-    def _above(self) -> dict[str, tuple[str, ...]]:
+    def _above(self) -> dict[str, list[str]]:
         return {name: self._climb(entry) for name, entry in self.entries.items()}
 
-    def _climb(self, entry: Entry) -> tuple[str, ...]:
+    def _climb(self, entry: Entry) -> list[str]:
         found: dict[str, None] = {}
         queue = list(entry.parents)
         while queue:
@@ -118,7 +117,7 @@ class Lexicon:
             if name not in found and name != entry.name:
                 found[name] = None
                 queue += self.entries[name].parents if name in self.entries else ()
-        return tuple(found)
+        return list(found)
 
 
 def _entry(row: Mapping[str, str]) -> Entry:

@@ -220,14 +220,15 @@ class Library:
 
     def tag(self, labels: Sequence[str], recognizer: Recognizer) -> Iterator[Prediction]:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""
-        names, view = tuple(labels), self.snapshot(recognizer)
-        encoded = Labels(label_directions(recognizer, names))
+        names, view, asked = tuple(labels), self.snapshot(recognizer), recognizer.sought(labels)
+        encoded = Labels(label_directions(recognizer, asked.words))
         files: dict[int, list[tuple[bytes, int, int]]] = {}
         select = "SELECT row, path, width, height FROM files JOIN photos ON photos.id = photo ORDER BY path"
         for row, *file in self.database.execute(select):
             files.setdefault(row, []).append(tuple(file))
         for block, best in encoded.best(view.arrays, view.rows):
-            found, scores = probabilities(recognizer, encoded.image(view.arrays, block), best, names)
+            both = probabilities(recognizer, encoded.image(view.arrays, block), best, asked.words)
+            found, scores = (asked.combine(part) for part in both)
             for i, row in enumerate(block.tolist()):
                 for path, width, height in files.get(row, ()):
                     answer = Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1))

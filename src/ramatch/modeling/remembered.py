@@ -72,8 +72,8 @@ def _fingerprint(ram: RAM, names: Sequence[str], templates: Sequence[str] | None
     """Of all that features of labels depend on: weights and number format of the text side, settings, words."""
     digest = hashlib.blake2b(digest_size=16)
     backbone, config = ram.backbone, ram.config
-    about = (__version__, tuple(templates or config.templates), config.prompts, config.prompt_tokens)
-    about += (config.prompt_layers, config.tss_labels, str(backbone.dtype), ram.background, tuple(names))
+    settings = (config.prompts, config.prompt_tokens, config.prompt_layers, config.tss_labels, str(backbone.dtype))
+    about = (__version__, tuple(templates or config.templates), settings, ram.background, tuple(names))
     digest.update(repr(about).encode())
     weights = {k: v for k, v in backbone.state_dict().items() if not k.startswith("vision.")}
     weights |= {f"labels {k}": v for k, v in ram.label_set.state_dict().items()}

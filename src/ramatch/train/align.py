@@ -424,7 +424,11 @@ class CaptionData:
         train = [r for r in records if r.key not in asked | gone]
         if len(train) < 2:
             raise RamatchError(f"{len(train)} of {len(records)} images are left: at least 2 must be left to train on")
-        return [s.to_dict() | {"path": Path(s.path).name} for s in summaries], train, held  # models travel, folders do not
+        return (
+            [s.to_dict() | {"path": Path(s.path).name} for s in summaries],
+            train,
+            held,
+        )  # models travel, folders do not
 
 
 def align_folder(

@@ -166,7 +166,7 @@ function row(label, below) {
   button.setAttribute("aria-pressed", String(label.label === state.held));
   const parts = ["name", "track", "value"].map((name) => Object.assign(document.createElement("span"), { className: name }));
   parts[0].textContent = label.label;
-  parts[0].title = label.label;
+  parts[0].title = [label.label, ...(label.parents || [])].join(" · ");
   parts[2].textContent = percent(label.probability);
   const fill = Object.assign(document.createElement("span"), { className: "fill" });
   fill.style.clipPath = `inset(0 ${100 - label.probability * 100}% 0 0 round 5px)`;
