@@ -15,10 +15,10 @@ from ramatch.errors import RamatchError
 
 TABLE = """name	kind	synonyms	parents	common
 animal	animal	creature		3
-pet	animal		animal	2
+pet	animal		animal	3
 dog	animal	pooch	pet	4
-terrier	animal		dog	2
-bat	animal		animal	0
+terrier	animal		dog	3
+bat	animal		animal	1
 cat	animal		pet	4
 couch	thing	sofa		3
 """
@@ -31,7 +31,7 @@ def lexicon(tmp_path: Path) -> Lexicon:
 
 
 def test_labels_are_found_as_people_write_them(lexicon: Lexicon) -> None:
-    for label in ("animal", "Animal", "an animal", "the animals", "creatures"):
+    for label in ("animal", "Animal", "an animal", "the animals", "creatures", "A photo of an animal"):
         entry = lexicon.meant(label)
         assert entry is not None
         assert entry.name == "animal"
@@ -137,3 +137,10 @@ def test_what_everybody_knows(word: str, name: str, above: str | None) -> None:
 )
 def test_words_of_another_sense_are_no_kinds(word: str, wrong: str) -> None:
     assert wrong not in Lexicon.built_in().above(Lexicon.built_in().find(word))
+
+
+def test_captions_name_every_word_of_the_everyday_vocabulary() -> None:
+    lexicon = Lexicon.built_in()
+    entries = {word: lexicon.meant(word) for word in vocabulary("everyday")}
+    unknown = [word for word, entry in entries.items() if entry is None or not entry.common]
+    assert not unknown

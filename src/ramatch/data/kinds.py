@@ -16,7 +16,7 @@ import numpy as np
 from .lexicon import Lexicon
 
 MOST = 40  # kinds that a label is looked for as, the most common ones
-COMMON = 2  # how common a kind must be (see `Entry.common`)
+COMMON = 3  # how common a kind must be (see `Entry.common`): fewer words to look for, and as good
 SHARE = 0.7  # of a kind in the joint log odds of the kind and of the label itself
 EVEN = 0.5  # from this probability on, a thing is said to be there
 SPECIFIC = 0.9  # a kind is said instead of what stands above it if it is at least so probable as that

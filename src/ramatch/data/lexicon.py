@@ -21,7 +21,7 @@ from ..errors import RamatchError
 from ..files import read_text
 from .tags import IRREGULAR, Tags
 
-ARTICLE = re.compile(r"^(?:an?|the)\s+")
+BEFORE = re.compile(r"^(?:(?:an?|the)\s+(?:photo|picture|image)\s+of\s+)?(?:(?:an?|the)\s+)?")  # a photo of a dog
 COUNTED = ("bus", "dress", "glass", "cross")  # end in s and have a plural
 PHRASES = ("a {}", "the {}", "a photo of a {}")
 BUILT_IN = Path(__file__).parents[1] / "assets" / "vocabularies" / "general.tsv"
@@ -80,8 +80,8 @@ class Lexicon:
         return self._by_word.get(word) or Entry(word)
 
     def meant(self, label: str) -> Entry | None:
-        """The entry of a label as people write it: in capitals, with an article, in the plural."""
-        word = ARTICLE.sub("", label.strip().casefold())
+        """The entry of a label as people write it: in capitals, with an article, in the plural, as "a photo of a dog"."""
+        word = BEFORE.sub("", label.strip().casefold())
         return self._by_word.get(word) or self._by_plural.get(word)
 
     @cached_property
