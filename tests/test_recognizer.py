@@ -18,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent / "modeling"))
 from tiny_models import backbone, counted, tiny_ram
 
 from ramatch import Recognizer
+from ramatch.assets import GENERAL, vocabulary
 from ramatch.data.images import ImageError
+from ramatch.data.lexicon import Lexicon
 from ramatch.errors import RamatchError
 from ramatch.evaluation.calibration import Calibrator
 from ramatch.modeling.checkpoints.folder import save_backbone
@@ -289,6 +291,40 @@ def test_calibrated_probabilities_are_used_where_there_are_any(tmp_path, calibra
     assert abs(found.probabilities.sum() - 1) > 0.1
     (tmp_path / "m" / "calibration.json").unlink()
     assert not Recognizer.from_pretrained(tmp_path / "m", device="cpu").calibrated
+
+
+def test_labels_are_looked_for_as_their_kinds_too(calibrator):
+    photo, labels = picture(), ["animal", "kite", "automobile"]
+    both = Recognizer(tiny_ram(), calibrator=calibrator)
+    both.set_vocabulary(labels)
+    found = both.predict(photo, maps=True)
+    assert found.labels == both.labels == tuple(labels)
+    assert found.similarities.shape == (32, 3)
+    words = both.vocabulary.sought.words
+    assert {"dog", "cat", "car"} <= set(words)
+    alone = Recognizer(both.ram, calibrator=calibrator, kinds=False)
+    alone.set_vocabulary(list(words))
+    each = alone.predict(photo, maps=True)
+    np.testing.assert_allclose(found.probabilities, both.vocabulary.sought.combine(each.probabilities), atol=1e-6)
+    best = both.vocabulary.sought.winners(each.probabilities)
+    np.testing.assert_allclose(found.similarities, each.similarities[:, best], atol=1e-6)
+    alone.set_vocabulary(labels)
+    assert alone.vocabulary.encoded.names == tuple(labels)
+    assert Recognizer(both.ram).encode_vocabulary(labels).sought.plain, "relative probabilities cannot be joined"
+
+
+def test_without_a_vocabulary_the_general_one_is_used():
+    recognizer = make(labels=None)
+    found = recognizer.predict(picture())
+    assert found.labels == recognizer.labels == tuple(vocabulary(GENERAL))
+    said = [tag.label for tag in found.tags()]
+    assert 0 < len(said) < len(found.labels)
+    for tag in found.top(50):
+        assert not set(tag.parents) & set(said), "each thing is said once"
+        assert list(tag.parents) == Lexicon.built_in().above(Lexicon.built_in().find(tag.label))
+    assert [entry["label"] for entry in found.to_dict(top=5)["labels"]] == said[:5]
+    recognizer.set_vocabulary("voc20")
+    assert recognizer.labels == tuple(vocabulary("voc20"))
 
 
 # ------------------------------------------------------------------------------------------------ saving, loading
