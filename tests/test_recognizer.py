@@ -299,7 +299,7 @@ def test_labels_are_looked_for_as_their_kinds_too(calibrator):
     both.set_vocabulary(labels)
     found = both.predict(photo, maps=True)
     assert found.labels == both.labels == tuple(labels)
-    assert found.similarities.shape == (32, 3)
+    assert found.similarities.shape[1:] == (3,)
     words = both.vocabulary.sought.words
     assert {"dog", "cat", "car"} <= set(words)
     alone = Recognizer(both.ram, calibrator=calibrator, kinds=False)

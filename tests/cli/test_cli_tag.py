@@ -306,16 +306,16 @@ def test_bad_input_is_one_line_and_exit_code_2(tag, ramatch, photos, tmp_path, m
 
 
 def test_without_labels_a_general_vocabulary_is_used(tag, photos):
-    (answer,) = json.loads(tag(photos / "img1.png", "--format", "json", "--top", 20).ok())
+    (answer,) = json.loads(tag(photos / "img1.png", "--format", "json", "--top", 20).out)
     names = [entry["label"] for entry in answer["labels"]]
     assert len(names) == 20
     assert set(names) <= set(vocabulary(GENERAL))
     for entry in answer["labels"]:
         assert not set(entry["parents"]) & set(names), "each thing is said once"
-    assert json.loads(tag(photos / "img1.png", "--vocabulary", "general", "--format", "json", "--top", 20).ok()) == [
+    assert json.loads(tag(photos / "img1.png", "--vocabulary", "general", "--format", "json", "--top", 20).out) == [
         answer
     ]
-    (asked,) = json.loads(tag(photos / "img1.png", "--labels", "cat,animal", "--format", "json").ok())
+    (asked,) = json.loads(tag(photos / "img1.png", "--labels", "cat,animal", "--format", "json").out)
     assert [set(entry) for entry in asked["labels"]] == [{"label", "probability", "score"}] * 2
 
 
