@@ -25,7 +25,7 @@ from . import PARTS, read_words
 from .free_tags import Judge, free_tags, read_free_tags
 from .lists import COCO80
 from .measure import calibration, hypernyms, meaningless, names_and_synonyms
-from .scores import Runner
+from .scores import BLOCK, Runner
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"coco": "coco-ov", "ucm": "ucm-ov", "peta": "peta-ov", "free_tags": "free-tags", "captions": "captions-coco"}
@@ -105,7 +105,7 @@ def free_rows(arguments: argparse.Namespace, runner: Runner, lines: list[str]) -
 def main(argv: list[str] | None = None) -> int:
     arguments, begun = arguments_of(argv), time.perf_counter()
     recognizer = Recognizer.from_pretrained(
-        arguments.model, device=arguments.device, cache=arguments.batch_size, kinds=not arguments.no_kinds
+        arguments.model, device=arguments.device, cache=BLOCK * arguments.batch_size, kinds=not arguments.no_kinds
     )
     if not recognizer.calibrated:
         note = "probabilities are relative to each vocabulary, so that recall at 0.5, false alarms and ECE say little"

@@ -13,9 +13,12 @@ from ramatch.data.decode import ImageCache
 from ramatch.progress import Progress
 
 
+BLOCK = 8  # batches whose trunks are held
+
+
 @dataclass
 class Runner:
-    """A recognizer and how to run it. Its trunk cache holds one batch: each image goes through the tower once."""
+    """A recognizer and how to run it. Its trunk cache holds one block: each image goes through the tower once."""
 
     recognizer: Recognizer
     images: ImageCache
@@ -40,12 +43,18 @@ class Runner:
     def _answers(
         self, records: Sequence[Any], vocabularies: Sequence[str | list[str]], what: str
     ) -> Iterator[list[list[Prediction]]]:
-        """A batch's answers for each vocabulary."""
+        """A block's answers for each vocabulary. A vocabulary runs over a whole block before the next one comes: on a GPU,
+        changing it costs more than using it."""
         pixels = self.images.stack(records, self.recognizer.ram.preprocess, progress=self.progress)
         encoded = [self.recognizer.encode_vocabulary(vocabulary) for vocabulary in vocabularies]
         line = Progress(len(pixels), what, enabled=self.progress)
-        for start in range(0, len(pixels), self.batch_size):
-            loaded = [(picture, None, (1, 1)) for picture in pixels[start : start + self.batch_size]]
-            yield [self.recognizer.predict_loaded(loaded, vocabulary=vocabulary) for vocabulary in encoded]
-            line.update(min(start + self.batch_size, len(pixels)))
+        done = 0
+        for block in pixels.split(BLOCK * self.batch_size):
+            batches = [[(picture, None, (1, 1)) for picture in batch] for batch in block.split(self.batch_size)]
+            yield [
+                [answer for batch in batches for answer in self.recognizer.predict_loaded(batch, vocabulary=vocabulary)]
+                for vocabulary in encoded
+            ]
+            done += len(block)
+            line.update(done)
         line.clear()

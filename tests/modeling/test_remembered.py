@@ -41,7 +41,9 @@ def test_another_model_list_or_template_is_another_file(folder: Path) -> None:
     remembered(ram, NAMES[::-1])
     remembered(ram, NAMES, ["a {}"])
     ram.background = ("boat",)
-    assert len(remembered(ram, NAMES).unit) == 4
+    found = remembered(ram, NAMES)
+    assert len(found.unit) == 4
+    torch.testing.assert_close(found.tss, ram.encode_labels(["boat"]).tss)
     with torch.no_grad():
         next(iter(ram.backbone.text.parameters())).add_(1)
     remembered(ram, NAMES)

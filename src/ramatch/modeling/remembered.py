@@ -25,6 +25,7 @@ from .ram import RAM
 from .types import Labels
 
 REMEMBERED = 1000  # labels that make a list long
+FORM = 1  # of what a file holds
 KEPT = 16  # files; those used last stay
 
 
@@ -37,12 +38,16 @@ def cache_folder() -> Path:
 
 @torch.no_grad()
 def remembered(ram: RAM, names: Sequence[str], templates: Sequence[str] | None = None) -> Labels:
-    """`RAM.encode_labels`, from the cache if these labels were encoded before with this model."""
+    """`RAM.encode_labels` for long lists, from the cache if these labels were encoded before with this model. Selection
+    of regions (TSS) looks at the model's background alone, where it has one: looking at 4,000 labels takes half as long as
+    the whole image tower and finds the same (docs/words.md)."""
     file = cache_folder() / f"labels-{_fingerprint(ram, names, templates)}.safetensors"
     found = _read(file, ram.backbone.device)
     if found is None or not {"unit", "tss"} <= set(found):
         labels = ram.encode_labels(names, templates)
         found = {name: value for name, value in vars(labels).items() if isinstance(value, Tensor)}
+        if ram.background:
+            found["tss"] = ram.encode_labels(ram.background, templates).tss
         _write(file, found)
     return Labels(tuple(names), found["unit"], found["tss"], found.get("negative"))
 
@@ -73,7 +78,7 @@ def _fingerprint(ram: RAM, names: Sequence[str], templates: Sequence[str] | None
     digest = hashlib.blake2b(digest_size=16)
     backbone, config = ram.backbone, ram.config
     settings = (config.prompts, config.prompt_tokens, config.prompt_layers, config.tss_labels, str(backbone.dtype))
-    about = (__version__, tuple(templates or config.templates), settings, ram.background, tuple(names))
+    about = (FORM, __version__, tuple(templates or config.templates), settings, ram.background, tuple(names))
     digest.update(repr(about).encode())
     weights = {k: v for k, v in backbone.state_dict().items() if not k.startswith("vision.")}
     weights |= {f"labels {k}": v for k, v in ram.label_set.state_dict().items()}
