@@ -12,7 +12,6 @@ from ramatch import Prediction, Recognizer
 from ramatch.data.decode import ImageCache
 from ramatch.progress import Progress
 
-
 BLOCK = 8  # batches whose trunks are held
 
 

@@ -271,7 +271,8 @@ def test_align_then_adapt_then_tag(ramatch, tmp_path):
     fixed = ("--captions", data / "captions.json", "--data", data / "labels.json", "--device", "cpu")
     result = ramatch(
         "adapt", "--backbone", aligned, "--out", mini, *fixed, "--exclude", tmp_path / "skip.txt", "--views", 2,
-        "--min-images", 3, "--max-tags", 8, "--background", tmp_path / "background.txt", "epochs=2", "optim.lr=0.001", *shape,
+        "--min-images", 3, "--max-tags", 8, "--background", tmp_path / "background.txt", "epochs=2", "optim.lr=0.001",
+            "lexicon=none", *shape,
     )  # fmt: skip
     assert result.code == 0, result.err
     report = json.loads(result.out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramatch.data.lexicon import Lexicon, all_words, concepts, phrasings, plural
+from ramatch.data.lexicon import Entry, Lexicon, all_words, concepts, phrasings, plural, unsettled
 from ramatch.data.tags import Tags, mine_tags
 from ramatch.errors import RamatchError
 
@@ -47,6 +47,22 @@ def test_words_of_one_meaning_are_one_concept_and_parents_are_there_with_it(lexi
     ]
     pairs = {(found.names[i], found.names[j]) for i, j in found.below.nonzero().tolist()}
     assert pairs == {("furniture", "couch"), ("object", "couch"), ("object", "furniture"), ("animal", "dog")}
+
+
+def test_what_is_above_something_there_opens_no_other_kinds(lexicon: Lexicon) -> None:
+    """A picture of a dog has an animal in it, and yet no cat: only an animal that nobody names may be anything."""
+    table = Lexicon({e.name: e for e in [*lexicon.entries.values(), Entry("cat", (), ("animal",))]})
+    said = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [0, 0, 0]]).bool()
+    found = concepts(Tags(("dog", "cat", "animal"), said), table)
+    assert found.names == ("dog", "cat", "animal")
+    assert torch.equal(found.said, said)
+    none = torch.zeros(3, 3, dtype=torch.bool)
+    assert unsettled(found.said, found.targets, none, found.below).int().tolist() == [
+        *([0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0])
+    ]
+    close = torch.zeros(3, 3, dtype=torch.bool)
+    close[2, 1] = True  # of what is said itself, neighbors in meaning stay open; of what only stands above it, none
+    assert unsettled(found.said, found.targets, close, found.below)[:, 1].tolist() == [False, False, True, True, False]
 
 
 def test_without_a_lexicon_tags_stay_as_they_are() -> None:

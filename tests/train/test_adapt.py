@@ -61,7 +61,8 @@ def test_broad_targets_know_what_each_source_tells():
     }  # fmt: skip
     labels = annotated(("cat", "dog"), {"both": ("cat",), "label": ("dog",), "elsewhere": ("cat",)})
     keys = ["both", "caption", "label", "tag", "cap2"]
-    broad = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=2))  # type: ignore[arg-type]
+    plain = AdaptConfig(min_images=2, lexicon=None)
+    broad = broad_targets(Words(), keys, captions, labels, plain)  # type: ignore[arg-type]
     assert broad.names[:2] == ("cat", "dog")  # labels first
     assert set(broad.names[2:]) == {"red", "frisbee", "red frisbee", "puppy"}  # "dog" is a label already
     assert broad.targets.dtype == torch.int8
@@ -80,12 +81,40 @@ def test_broad_targets_know_what_each_source_tells():
         **tags,
     }  # nor that there is no dog: only annotations deny labels
     assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
-    far = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=2, ignore_above=0.95))  # type: ignore[arg-type]
+    far = broad_targets(Words(), keys, captions, labels, plain.replace(ignore_above=0.95))  # type: ignore[arg-type]
     assert far.targets[keys.index("both"), far.names.index("puppy")] == 0
     assert broad.labels == far.labels == 2
-    few = broad_targets(Words(), keys, captions, labels, AdaptConfig(min_images=99))  # type: ignore[arg-type]
+    few = broad_targets(Words(), keys, captions, labels, plain.replace(min_images=99))  # type: ignore[arg-type]
     assert few.names == ("cat", "dog")
     assert few.targets.tolist() == [[1, 0], [-1, -1], [0, 1], [-1, -1], [-1, -1]]
+
+
+def test_words_of_one_meaning_share_their_targets_and_kinds_speak_for_what_stands_above(tmp_path):
+    table = "name\tsynonyms\tparents\ncat\tpussycat\tanimal\ndog\t\tanimal\npuppy\t\tdog\n"
+    (tmp_path / "words.tsv").write_text(table + "animal\tcreature\t\nfrisbee\tdisc\t\n")
+    captions = {"said": ["a puppy"], "disc": ["a disc"], "animal": ["an animal"]}
+    labels = annotated(("cat", "dog"), {"cat": ("cat",), "none": ()})
+    config = AdaptConfig(min_images=1, lexicon=str(tmp_path / "words.tsv"))
+    keys = ["said", "disc", "animal", "cat", "none"]
+
+    class Apart:
+        def encode_text(self, names):
+            return torch.eye(len(names))
+
+    broad = broad_targets(Apart(), keys, captions, labels, config)  # type: ignore[arg-type]
+    assert broad.names[:2] == ("cat", "dog")
+    assert set(broad.names[2:]) == {"puppy", "frisbee", "animal", "pussycat", "creature", "disc"}
+    found = {name: column.tolist() for name, column in zip(broad.names, broad.targets.T, strict=True)}
+    # a puppy is a dog and an animal; a label that is there makes its kind there; only captions that could have said so,
+    # or annotations, deny
+    assert found["dog"] == [1, -1, -1, 0, 0]
+    assert found["animal"] == found["creature"] == [1, 0, 1, 1, -1]
+    assert found["puppy"] == [1, 0, -1, -1, -1]  # an animal may be a puppy
+    assert found["cat"] == found["pussycat"] == [-1, -1, -1, 1, 0]
+    assert found["frisbee"] == found["disc"] == [0, 1, 0, -1, -1]
+    assert [broad.names[source] for source in broad.sources[-3:]] == [
+        {"pussycat": "cat", "creature": "animal", "disc": "frisbee"}[name] for name in broad.names[-3:]
+    ]
 
 
 def test_the_likeliest_absences_of_a_tag_are_left_open():
@@ -94,7 +123,7 @@ def test_the_likeliest_absences_of_a_tag_are_left_open():
     names = ("red", "green", "blue", "yellow")
     targets = torch.zeros(12, 4, dtype=torch.int8)
     targets[:3, 2], targets[:8, 3], targets[11, 2] = 1, 1, -1
-    broad = BroadTargets(names, targets, 2)
+    broad = BroadTargets(names, targets, 2, (0, 1, 2, 3))
     with torch.no_grad():  # adapters that have learned something must not count
         for parameter in ram.region_set.tss.parameters():
             parameter.normal_()

@@ -141,7 +141,8 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_captions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--captions", required=True, metavar="C", help="captions file or folder")
+    captions = "captions file or folder; may be repeated"
+    parser.add_argument("--captions", required=True, action="append", metavar="C", help=captions)
     parser.add_argument("--images-root", action="append", metavar="DIR", help="where the images lie; may be repeated")
     parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
 

@@ -133,10 +133,12 @@ def _listed(cell: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Concepts:
-    """What images are said to show, by meaning. texts: all words for each of the C concepts, its name first; targets:
-    bool (images, C); below: bool (C, C), whether the second is a kind of the first."""
+    """What images are said to show, by meaning. texts: all words for each of the C concepts, its name first; said: bool
+    (images, C), by a word of its own; targets: the same, and what stands above what is said; below: bool (C, C), whether
+    the second is a kind of the first."""
 
     texts: tuple[tuple[str, ...], ...]
+    said: Tensor
     targets: Tensor
     below: Tensor
 
@@ -156,18 +158,26 @@ def concepts(tags: Tags, lexicon: Lexicon | None) -> Concepts:
     for entry in found:
         for name in lexicon.above(entry):
             column.setdefault(name, len(column))
-    targets = torch.zeros(len(tags.targets), len(column), dtype=torch.bool)
+    said, targets = torch.zeros(2, len(tags.targets), len(column), dtype=torch.bool)
     below = torch.zeros(len(column), len(column), dtype=torch.bool)
     for tag, entry in enumerate(found):
-        said = tags.targets[:, tag]
-        targets[:, column[entry.name]] |= said
+        said[:, column[entry.name]] |= tags.targets[:, tag]
+        for name in (entry.name, *lexicon.above(entry)):
+            targets[:, column[name]] |= tags.targets[:, tag]
         for name in lexicon.above(entry):
-            targets[:, column[name]] |= said
             below[column[name], column[entry.name]] = True
     for name in column:  # parents too are kinds of something
         for higher in lexicon.above(lexicon.find(name)):
             below[column[higher], column[name]] = True
-    return Concepts(tuple(lexicon.find(name).words for name in column), targets, below)
+    return Concepts(tuple(lexicon.find(name).words for name in column), said, targets, below)
+
+
+def unsettled(said: Tensor, there: Tensor, close: Tensor, below: Tensor) -> Tensor:
+    """bool (images, C): what cannot be called absent although nobody says that it is there: all too close in meaning to
+    something said, and the kinds of something said of which no kind is there (an animal may be a dog; but where a dog is
+    there, the animal is that dog, and a cat is absent). close: bool (C, C)."""
+    kinds_there = there.float() @ below.T.float() > 0
+    return said.float() @ close.float() + (said & ~kinds_there).float() @ below.float() > 0
 
 
 PLURAL = {"person": "people", "sheep": "sheep", "fish": "fish", "broccoli": "broccoli"}

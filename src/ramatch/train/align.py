@@ -24,7 +24,7 @@ from ..config import RAMConfig
 from ..data.augment import mosaics
 from ..data.captions import CaptionRecord, read_caption_sets
 from ..data.decode import decode_all
-from ..data.lexicon import Concepts, Lexicon, all_words, concepts, phrasings
+from ..data.lexicon import Concepts, Lexicon, all_words, concepts, phrasings, unsettled
 from ..data.sampler import ResumableSampler
 from ..data.splits import hold_out
 from ..data.tags import mine_tags
@@ -309,8 +309,9 @@ class Words:
             names = self.concepts.first
             plain = backbone.text(self.concepts.ids[names], self.concepts.lengths[names])
             plain = F.normalize(plain.float(), dim=-1)
-            # nothing like a positive is a negative, nor is a kind of it: an animal may be a dog
-            self.close = ((plain @ plain.T > config.ignore_above) | found.below.to(device)).float()  # (C, C)
+            close, below, said = plain @ plain.T > config.ignore_above, found.below.to(device), found.said.split(4096)
+            parts = zip(said, self.targets.split(4096), strict=True)
+            self.unsettled = torch.cat([unsettled(s.to(device), there, close, below) for s, there in parts])
 
     def captions(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One random caption for each image of `rows`."""
@@ -319,8 +320,10 @@ class Words:
 
     def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Positive and negative concepts (B, C) of these images (B,), or of pictures that show several each (B, 4)."""
-        positive = self.targets[rows] if rows.ndim == 1 else self.targets[rows].any(1)
-        return positive, positive.float() @ self.close == 0
+        positive, open_ = self.targets[rows], self.unsettled[rows]
+        if rows.ndim > 1:
+            positive, open_ = positive.any(1), open_.any(1)
+        return positive, ~(positive | open_)
 
 
 def _entropy(logits: Tensor) -> Tensor:
