@@ -231,9 +231,8 @@ function snippets() {
   cli.push(`--threshold ${cut}`);
   if (!plain) cli.push(`--matcher ${matcher}`);
   const lines = ["from ramatch import Recognizer"];
-  if (vocabulary) lines.push("from ramatch.assets import vocabulary");
   lines.push("", `recognizer = Recognizer.from_pretrained(${python(model)})`);
-  if (vocabulary) lines.push(`recognizer.set_vocabulary(vocabulary(${python(vocabulary)}))`);
+  if (vocabulary) lines.push(`recognizer.set_vocabulary(${python(vocabulary)})`);
   else if (fromFile) lines.push(`recognizer.set_vocabulary(open(${python(state.fileName || "labels.txt")}).read().split("\\n"))`);
   else if (labels) lines.push(`recognizer.set_vocabulary(${python(labels)})`);
   lines.push(`prediction = recognizer.predict(${python(name)}, maps=True${plain ? "" : `, matcher=${python(matcher)}`})`,
