@@ -42,8 +42,8 @@ class Runner:
     def _answers(
         self, records: Sequence[Any], vocabularies: Sequence[str | list[str]], what: str
     ) -> Iterator[list[list[Prediction]]]:
-        """A block's answers for each vocabulary. A vocabulary runs over a whole block before the next one comes: on a GPU,
-        changing it costs more than using it."""
+        """A block's answers for each vocabulary. A vocabulary runs over a whole block before the next one comes: on a
+        GPU, changing it costs more than using it."""
         pixels = self.images.stack(records, self.recognizer.ram.preprocess, progress=self.progress)
         encoded = [self.recognizer.encode_vocabulary(vocabulary) for vocabulary in vocabularies]
         line = Progress(len(pixels), what, enabled=self.progress)

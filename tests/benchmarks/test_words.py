@@ -85,9 +85,9 @@ def found(rows) -> dict[str, float]:
 
 
 def test_synonyms_are_measured_beside_their_own_names(data: Annotations) -> None:
-    runner = FakeRunner(
-        dog=(0.9, 0.1, 0.1), car=(0.1, 0.9, 0.1), cat=(0.1, 0.1, 0.4), pooch=(0.4, 0, 0), automobile=(0, 0.8, 0), auto=(0.5, 0.2, 0)
-    )  # fmt: skip
+    names = {"dog": (0.9, 0.1, 0.1), "car": (0.1, 0.9, 0.1), "cat": (0.1, 0.1, 0.4)}
+    others = {"pooch": (0.4, 0.0, 0.0), "automobile": (0.0, 0.8, 0.0), "auto": (0.5, 0.2, 0.0)}
+    runner = FakeRunner(**names, **others)
     rows = found(names_and_synonyms(runner, data, WORDS))
     assert rows["names: mAP"] == pytest.approx(100)
     assert rows["names: recall at 0.5"] == pytest.approx(100 * 2 / 3)

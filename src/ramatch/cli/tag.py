@@ -28,8 +28,8 @@ def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "tag",
         help="say which labels are in images",
-        description="Say which labels are in images, how sure, and (with --report or --maps) where. Without labels, some "
-        "4,000 words for things, places and actions are looked for, and each thing is said once. Unreadable images "
+        description="Say which labels are in images, how sure, and (with --report or --maps) where. Without labels, "
+        "some 4,000 words for things, places and actions are looked for, and each thing is said once. Unreadable images "
         "are reported and counted at the end; the exit code is then 1.",
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or globs")

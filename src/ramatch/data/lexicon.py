@@ -80,7 +80,7 @@ class Lexicon:
         return self._by_word.get(word) or Entry(word)
 
     def meant(self, label: str) -> Entry | None:
-        """The entry of a label as people write it: in capitals, with an article, in the plural, as "a photo of a dog"."""
+        """The entry of a label as people write it: in capitals, with an article, in the plural, "a photo of a dog"."""
         word = BEFORE.sub("", label.strip().casefold())
         return self._by_word.get(word) or self._by_plural.get(word)
 

@@ -38,9 +38,10 @@ def cache_folder() -> Path:
 
 @torch.no_grad()
 def remembered(ram: RAM, names: Sequence[str], templates: Sequence[str] | None = None) -> Labels:
-    """`RAM.encode_labels` for long lists, from the cache if these labels were encoded before with this model. Selection
-    of regions (TSS) looks at the model's background alone, where it has one: looking at 4,000 labels takes half as long as
-    the whole image tower and finds the same (docs/words.md)."""
+    """`RAM.encode_labels` for long lists, from the cache if these labels were encoded before with this model.
+
+    Selection of regions (TSS) looks at the model's background alone, where it has one: looking at 4,000 labels takes
+    half as long as the whole image tower and finds the same (docs/words.md)."""
     file = cache_folder() / f"labels-{_fingerprint(ram, names, templates)}.safetensors"
     found = _read(file, ram.backbone.device)
     if found is None or not {"unit", "tss"} <= set(found):
