@@ -308,6 +308,8 @@ def test_labels_are_looked_for_as_their_kinds_too(calibrator):
     np.testing.assert_allclose(found.probabilities, both.vocabulary.sought.combine(each.probabilities), atol=1e-6)
     best = both.vocabulary.sought.winners(each.probabilities)
     np.testing.assert_allclose(found.similarities, each.similarities[:, best], atol=1e-6)
+    both.set_vocabulary("voc20")
+    assert both.vocabulary.sought == both.sought(vocabulary("voc20"))
     alone.set_vocabulary(labels)
     assert alone.vocabulary.encoded.names == tuple(labels)
     assert Recognizer(both.ram).encode_vocabulary(labels).sought.plain, "relative probabilities cannot be joined"

@@ -167,9 +167,11 @@ class Recognizer:
     @torch.inference_mode()
     def encode_vocabulary(self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None) -> Vocabulary:
         """An encoded vocabulary for `predict(vocabulary=…)`, when several are in use."""
+        if isinstance(labels, str) and labels == GENERAL:
+            names = bundled_vocabulary(GENERAL)
+            return Vocabulary(self._encode(names, templates), sought(names), Lexicon.built_in())
         if isinstance(labels, str) and labels in vocabulary_names():
-            names, lexicon = bundled_vocabulary(labels), Lexicon.built_in() if labels == GENERAL else None
-            return Vocabulary(self._encode(names, templates), sought(names), lexicon)
+            labels = bundled_vocabulary(labels)
         found = self.sought(clean_labels(labels))
         return Vocabulary(self._encode(found.words, templates), found)
 
