@@ -322,8 +322,8 @@ def test_without_a_vocabulary_the_general_one_is_used():
     said = [tag.label for tag in found.tags()]
     assert 0 < len(said) < len(found.labels)
     for tag in found.top(50):
-        assert not set(tag.parents) & set(said), "each thing is said once"
-        assert list(tag.parents) == Lexicon.built_in().above(Lexicon.built_in().find(tag.label))
+        assert not set(found.parents(tag.label)) & set(said), "each thing is said once"
+        assert found.parents(tag.label) == Lexicon.built_in().above(Lexicon.built_in().find(tag.label))
     assert [entry["label"] for entry in found.to_dict(top=5)["labels"]] == said[:5]
     recognizer.set_vocabulary("voc20")
     assert recognizer.labels == tuple(vocabulary("voc20"))

@@ -19,12 +19,11 @@ SHARPNESS = 12.0  # of similarity maps
 
 
 class Tag(NamedTuple):
-    """One label of one image; `parents`: what it is a kind of, nearest first, where the labels are not the user's."""
+    """One label of one image."""
 
     label: str
     probability: float
     score: float
-    parents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +75,11 @@ class Prediction:
         if self.lexicon is not None:
             order = each_once(self.labels, self.probabilities, order, self.lexicon)
         for i in order:
-            name = self.labels[i]
-            parents = () if self.lexicon is None else tuple(self.lexicon.above(self.lexicon.find(name)))
-            yield Tag(name, float(self.probabilities[i]), float(self.scores[i]), parents)
+            yield Tag(self.labels[i], float(self.probabilities[i]), float(self.scores[i]))
+
+    def parents(self, label: str) -> list[str]:
+        """What a label is a kind of, nearest first, where the labels are those of a lexicon."""
+        return [] if self.lexicon is None else self.lexicon.above(self.lexicon.find(label))
 
     def top(self, k: int = 10) -> list[Tag]:
         """The k best labels."""
@@ -135,7 +136,7 @@ class Prediction:
         tags = self.above(threshold) if threshold is not None else self.tags() if top is None else self.top(top)
         entries: list[dict[str, Any]] = [
             {"label": tag.label, "probability": round(tag.probability, 4), "score": round(tag.score, 5)}
-            | ({} if self.lexicon is None else {"parents": list(tag.parents)})
+            | ({} if self.lexicon is None else {"parents": self.parents(tag.label)})
             for tag in tags[:top]
         ]
         if maps:
