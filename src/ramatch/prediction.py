@@ -83,7 +83,7 @@ class Prediction:
 
     def top(self, k: int = 10) -> list[Tag]:
         """The k best labels."""
-        return list(islice(self._tags(), k))
+        return list(islice(self._tags(), max(0, min(k, len(self.labels)))))
 
     def above(self, threshold: float = 0.5) -> list[Tag]:
         """The labels that are at least this probable, best first."""
