@@ -24,7 +24,7 @@ import torch
 from ramatch import Recognizer, read_annotations
 from ramatch.evaluation.metrics import mean_ap
 from ramatch.library import Library
-from ramatch.library.features import label_directions
+from ramatch.library.features import encode_words
 from ramatch.library.query import Query
 from ramatch.library.ranking import CANDIDATES, rank
 from ramatch.library.store import transaction
@@ -92,13 +92,13 @@ def rates(model: str, photos: int, labels: int, folder: Path) -> dict[str, Any]:
     recognizer = Recognizer.from_pretrained(model, cache=0)
     library = synthetic(folder / "synthetic", recognizer, photos)
     words = [f"thing {i}" for i in range(labels)]
-    label_directions(recognizer, words)  # encoding them is not what is measured; it takes as long for one photo
+    encode_words(recognizer, words)  # encoding them is not what is measured; it takes as long for one photo
     start = time.perf_counter()
     answers = sum(1 for _ in library.tag(words, recognizer))
     seconds = time.perf_counter() - start
     found = {query: _median(partial(library.search, query, recognizer)) for query in QUERIES}
     fresh = count()
-    encode = _median(lambda: label_directions(recognizer, [f"word {next(fresh)}", f"thing {next(fresh)} more"]))
+    encode = _median(lambda: encode_words(recognizer, [f"word {next(fresh)}", f"thing {next(fresh)} more"]))
     whole = _median(lambda: library.search("dog beach", recognizer, top=None, threshold=0.9), 3)
     return {
         "photos": answers,

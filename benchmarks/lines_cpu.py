@@ -65,7 +65,7 @@ def line_tag(bench: Bench) -> Iterator[Row]:
         theirs=theirs,
     )
     images = random_images(8, recognizer.ram.preprocess.size, bench.device, 1)[0]
-    engine = GraphedRAM(fuse(recognizer.ram), recognizer.vocabulary, batch_size=8)
+    engine = GraphedRAM(fuse(recognizer.ram), recognizer.vocabulary.encoded, batch_size=8)
     yield row(
         "the same from pixels in memory, fused, CPU", max(_rate(lambda: engine(images), 8) for _ in range(3)), "img/s"
     )

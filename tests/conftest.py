@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def shared() -> Path:
     if not (root / "data").is_dir():
         pytest.skip("real data not present (set RAMATCH_SHARED)")
     return root
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept between runs is kept between tests only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAMATCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

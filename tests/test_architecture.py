@@ -1,7 +1,8 @@
-"""The house rules that a program can check: import order, no torch where it is not needed, sizes of lines, functions and package.
+"""The house rules that a program can check: import order, no torch where it is not needed, sizes of lines, functions
+and package.
 
-What breaks a rule today is listed in one constant each, and the lists may only shrink. `python tests/test_architecture.py` writes
-them anew as the tree stands: look at the difference before you keep it.
+What breaks a rule today is listed in one constant each, and the lists may only shrink.
+`python tests/test_architecture.py` writes them anew as the tree stands: look at the difference before you keep it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "ramatch"
 TREES = ("src", "tests", "benchmarks", "scripts")
 LINE_LENGTH, FUNCTION_LINES, PARAMETERS = 120, 60, 8
-PACKAGE_LINES = 18_900
+PACKAGE_LINES = 18_950
 
 BACK_IMPORTS: set[str] = {
     "prediction.py → viz",
@@ -36,12 +37,7 @@ FORMATTER_SWITCHES: dict[str, int] = {
 }
 
 LONG_LINES: dict[str, int] = {
-    "src/ramatch/data/lexicon.py": 3,
-    "src/ramatch/recognizer.py": 1,
     "src/ramatch/serve/settings.py": 1,
-    "src/ramatch/train/align.py": 2,
-    "tests/test_architecture.py": 3,
-    "tests/test_results_tables.py": 1,
 }
 
 
@@ -170,7 +166,8 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Functi
 
 
 def size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
-    """Lines and parameters. Triton kernels have none to count: each pointer, stride and tile is a parameter by necessity."""
+    """Lines and parameters. Triton kernels have none to count: each pointer, stride and tile is a parameter by
+    necessity."""
     arguments = function.args
     names = [a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
     names += [a.arg for a in (arguments.vararg, arguments.kwarg) if a]

@@ -18,10 +18,13 @@ sys.path.insert(0, str(Path(__file__).parent / "modeling"))
 from tiny_models import backbone, counted, tiny_ram
 
 from ramatch import Recognizer
+from ramatch.assets import GENERAL, vocabulary
 from ramatch.data.images import ImageError
+from ramatch.data.lexicon import Lexicon
 from ramatch.errors import RamatchError
 from ramatch.evaluation.calibration import Calibrator
 from ramatch.modeling.checkpoints.folder import save_backbone
+from ramatch.modeling.known import LEAST, Known
 from ramatch.modeling.matching import MATCHERS
 from ramatch.recognizer import predict_files
 
@@ -116,8 +119,6 @@ def test_rectangular_input():
 def test_errors_say_what_to_do(tmp_path):
     recognizer = make(labels=None)
     assert recognizer.labels == ()
-    with pytest.raises(RamatchError, match="call set_vocabulary"):
-        recognizer.predict(picture())
     recognizer.set_vocabulary(LABELS)
     with pytest.raises(RamatchError, match="unknown matcher 'magic'; known: kcot"):
         recognizer.predict(picture(), matcher="magic")
@@ -224,7 +225,7 @@ def test_templates_of_a_vocabulary():
     assert recognizer.ram.label_set.config is kept
     assert far(recognizer.predict(photo, vocabulary=two), recognizer.predict(photo, vocabulary=plain))
     again = recognizer.encode_vocabulary(LABELS)
-    torch.testing.assert_close(again.unit, plain.unit)
+    torch.testing.assert_close(again.encoded.unit, plain.encoded.unit)
     with pytest.raises(RamatchError, match="exactly once"):
         recognizer.encode_vocabulary(LABELS, templates=["no place for the label"])
     assert recognizer.ram.label_set.config is kept
@@ -278,7 +279,7 @@ def test_calibrated_probabilities_are_used_where_there_are_any(tmp_path, calibra
     own = Recognizer(tiny_ram(), calibrator=calibrator)
     own.save_pretrained(tmp_path / "m", with_backbone=True)
     assert (tmp_path / "m" / "calibration.json").is_file()
-    recognizer = Recognizer.from_pretrained(tmp_path / "m", device="cpu")
+    recognizer = Recognizer.from_pretrained(tmp_path / "m", device="cpu", kinds=False)
     assert recognizer.calibrated
     recognizer.set_vocabulary(LABELS)
     found = recognizer.predict(picture())
@@ -291,6 +292,51 @@ def test_calibrated_probabilities_are_used_where_there_are_any(tmp_path, calibra
     assert abs(found.probabilities.sum() - 1) > 0.1
     (tmp_path / "m" / "calibration.json").unlink()
     assert not Recognizer.from_pretrained(tmp_path / "m", device="cpu").calibrated
+
+
+def test_labels_are_looked_for_as_their_kinds_too(calibrator):
+    photo, labels = picture(), ["animal", "kite", "automobile"]
+    both = Recognizer(tiny_ram(), calibrator=calibrator)
+    both.set_vocabulary(labels)
+    found = both.predict(photo, maps=True)
+    assert found.labels == both.labels == tuple(labels)
+    assert found.similarities.shape[1:] == (3,)
+    words = both.vocabulary.sought.words
+    assert {"dog", "cat", "car"} <= set(words)
+    alone = Recognizer(both.ram, calibrator=calibrator, kinds=False)
+    alone.set_vocabulary(list(words))
+    each = alone.predict(photo, maps=True)
+    np.testing.assert_allclose(found.probabilities, both.vocabulary.sought.combine(each.probabilities), atol=1e-6)
+    best = both.vocabulary.sought.winners(each.probabilities)
+    np.testing.assert_allclose(found.similarities, each.similarities[:, best], atol=1e-6)
+    known = Known(torch.randn(LEAST, 32), torch.tensor([3.0, 0.0, 0.0, 0.0]))
+    both.ram.known = known
+    both.set_vocabulary(labels)
+    alone.set_vocabulary(list(words))
+    (found, other), each = both.predict([photo, picture(1)]), alone.predict([photo, picture(1)])
+    for answer, by_word in zip((found, other), each, strict=True):
+        np.testing.assert_allclose(answer.familiarity, by_word.familiarity[:3], atol=1e-6)
+        best = both.vocabulary.sought.winners(by_word.probabilities)
+        np.testing.assert_allclose(answer.trust, by_word.trust[best], atol=1e-6)  # of the word that says it
+    both.set_vocabulary("voc20")
+    assert both.vocabulary.sought == both.sought(vocabulary("voc20"))
+    alone.set_vocabulary(labels)
+    assert alone.vocabulary.encoded.names == tuple(labels)
+    assert Recognizer(both.ram).encode_vocabulary(labels).sought.plain, "relative probabilities cannot be joined"
+
+
+def test_without_a_vocabulary_the_general_one_is_used():
+    recognizer = make(labels=None)
+    found = recognizer.predict(picture())
+    assert found.labels == recognizer.labels == tuple(vocabulary(GENERAL))
+    said = [tag.label for tag in found.tags()]
+    assert 0 < len(said) < len(found.labels)
+    for tag in found.top(50):
+        assert not set(found.parents(tag.label)) & set(said), "each thing is said once"
+        assert found.parents(tag.label) == Lexicon.built_in().above(Lexicon.built_in().find(tag.label))
+    assert [entry["label"] for entry in found.to_dict(top=5)["labels"]] == said[:5]
+    recognizer.set_vocabulary("voc20")
+    assert recognizer.labels == tuple(vocabulary("voc20"))
 
 
 # ------------------------------------------------------------------------------------------------ saving, loading

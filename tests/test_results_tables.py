@@ -1,4 +1,5 @@
-"""Published figures: rows of results/*.csv say where they come from, and the documentation's tables are rendered from them."""
+"""Published figures: rows of results/*.csv say where they come from, and the documentation's tables are rendered from
+them."""
 
 from __future__ import annotations
 

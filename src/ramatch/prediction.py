@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from .data.kinds import each_once
+from .data.lexicon import Lexicon
 from .errors import RamatchError
 
 TRUSTED = 0.5  # from here on a label's probability is more than a guess
@@ -43,10 +47,11 @@ class Prediction:
 
     labels: N names. scores (N,): for ranking. values (N,) in [0, 1]; `calibrated` says of which kind: probabilities,
     which answer "is it there?" for each label by itself, or relative scores, which share out one certainty among the
-    labels of the vocabulary and so sum to 1. familiarity (N,) in [0, 1]: how much each label is like the words that the
-    model learned; trust (N,) in [0, 1]: what each probability is worth; both where that is known. grid: rows and
-    columns of the M regions. similarities, plan (M, N) and marginal (M,) are there when maps were asked for; each
-    column of the plan sums to 1. source: the file's name; size: (width, height) of the image.
+    labels of the vocabulary and so sum to 1. familiarity (N,) in [0, 1]: how much each label itself is like the words
+    that the model learned; trust (N,) in [0, 1]: what each probability is worth, by the word that it comes from (see
+    `Sought`); both where that is known. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal
+    (M,) are there when maps were asked for; each column of the plan sums to 1. source: the file's name; size: (width,
+    height) of the image. lexicon: with it, tags say each thing once, the specific before the general (see `each_once`).
     """
 
     labels: tuple[str, ...]
@@ -61,6 +66,7 @@ class Prediction:
     size: tuple[int, int] | None = None
     familiarity: np.ndarray | None = None
     trust: np.ndarray | None = None
+    lexicon: Lexicon | None = None
 
     def __post_init__(self) -> None:
         n, m = len(self.labels), self.grid[0] * self.grid[1]
@@ -95,19 +101,29 @@ class Prediction:
         return f"Prediction({self.source or 'image'}: {best}, of {len(self.labels)} labels{kind})"
 
     def tags(self) -> list[Tag]:
-        """All labels, best first; ties in the order of the vocabulary."""
-        order = np.argsort(-self.scores, kind="stable")
-        known = [None] * len(order) if self.familiarity is None else self.familiarity.tolist()
+        """All labels, best first; ties in the order of the vocabulary. With a lexicon, those that say something new."""
+        return list(self._tags())
+
+    def _tags(self) -> Iterator[Tag]:
+        order: Iterable[int] = np.argsort(-self.scores, kind="stable").tolist()
+        if self.lexicon is not None:
+            order = each_once(self.labels, self.values, order, self.lexicon)
+        known = [None] * len(self.labels) if self.familiarity is None else self.familiarity.tolist()
         values, scores, trusted = self.values.tolist(), self.scores.tolist(), self.trusted.tolist()
-        return [Tag(self.labels[i], values[i], scores[i], self.calibrated, known[i], trusted[i]) for i in order]
+        for i in order:
+            yield Tag(self.labels[i], values[i], scores[i], self.calibrated, known[i], trusted[i])
+
+    def parents(self, label: str) -> list[str]:
+        """What a label is a kind of, nearest first, where the labels are those of a lexicon."""
+        return [] if self.lexicon is None else self.lexicon.above(self.lexicon.find(label))
 
     def top(self, k: int = 10) -> list[Tag]:
         """The k best labels."""
-        return self.tags()[:k]
+        return list(islice(self._tags(), max(0, min(k, len(self.labels)))))
 
     def above(self, threshold: float = 0.5) -> list[Tag]:
         """The labels that are at least this probable (or have this relative score), best first."""
-        return [tag for tag in self.tags() if tag.value >= threshold]
+        return [tag for tag in self._tags() if tag.value >= threshold]
 
     def heatmap(self, label: str, *, kind: str = "similarity", size: tuple[int, int] | None = None) -> np.ndarray:
         """Where a label is, over the grid (rows, columns), in [0, 1] with the largest at 1.
@@ -154,7 +170,7 @@ class Prediction:
     def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
         """Plain data for JSON: the chosen labels, each with `probability` (`relative` if the model is not calibrated),
         `score`, `calibrated` (whether to trust its probability) and `familiarity`; their maps if asked for."""
-        tags = self.tags() if threshold is None else self.above(threshold)
+        tags = self.above(threshold) if threshold is not None else self.tags() if top is None else self.top(top)
         entries: list[dict[str, Any]] = [
             {
                 "label": tag.label,
@@ -163,6 +179,7 @@ class Prediction:
                 "calibrated": tag.trusted,
                 "familiarity": None if tag.familiarity is None else round(tag.familiarity, 3),
             }
+            | ({} if self.lexicon is None else {"parents": self.parents(tag.label)})
             for tag in tags[:top]
         ]
         if maps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast, overload
@@ -11,9 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .assets import GENERAL, vocabulary_names
+from .assets import vocabulary as bundled_vocabulary
 from .config import RAMConfig
 from .config import preset as named_preset
 from .data.images import load_image, name_of
+from .data.kinds import Sought, sought
+from .data.lexicon import Lexicon
 from .data.prefetch import Loaded, chunks, is_single, prefetch
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator, Words
@@ -26,11 +31,28 @@ from .modeling.fuse import fuse
 from .modeling.graph import GraphedRAM
 from .modeling.matching import MATCHERS
 from .modeling.ram import RAM, Labels
+from .modeling.remembered import REMEMBERED, remembered
 from .modeling.text import clean_labels
 from .prediction import Prediction
 
-Vocabulary = Labels
 PATIENCE = 4  # batches of one size before it gets a CUDA graph: one photo is tagged before that would be recorded
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Labels as they were asked for, encoded together with what they are also looked for as. `each_once`: tags say each
+    thing once, by this lexicon."""
+
+    encoded: Labels
+    sought: Sought
+    each_once: Lexicon | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.sought.labels
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class Recognizer:
@@ -49,13 +71,18 @@ class Recognizer:
         name: str = "model",
         cache: int = 64,
         fast: bool | None = None,
+        kinds: bool = True,
     ) -> None:
         """`cache`: how many images' trunks are kept, so that a new vocabulary does not run the image tower again.
 
         `fast`: predict with a fused copy of the weights (see `fuse`), as CUDA graphs on a GPU; by default there.
+
+        `kinds`: look for "animal" as dog, cat, … too, and for "automobile" as car, by the built-in lexicon (see
+        `ramatch.data.kinds`); it needs calibrated probabilities.
         """
         self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
         self.vocabulary: Vocabulary | None = None
+        self.kinds = kinds
         self.fast = ram.backbone.device.type == "cuda" if fast is None else fast
         self.trunks = TrunkCache(cache)
         self._engine: GraphedRAM | None = None
@@ -80,7 +107,7 @@ class Recognizer:
         A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and
         `image_size` set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it
         for models that say it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
-        `options`: `cache` and `fast`.
+        `options`: `cache`, `fast` and `kinds`.
         """
         device = _device(device)
         folder = bundled_model(str(name)) or Path(name).expanduser()
@@ -134,14 +161,31 @@ class Recognizer:
                 self._engine = GraphedRAM(ram, best=self.calibrator is not None, batch_size=1, patience=PATIENCE)
             return self._engine
 
-    def set_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> None:
-        """Encode the labels once; every later `predict` uses them."""
+    def set_vocabulary(self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None) -> None:
+        """Encode the labels once; every later `predict` uses them. A text is the name of a bundled vocabulary."""
         self.vocabulary = self.encode_vocabulary(labels, templates=templates)
 
     @torch.inference_mode()
-    def encode_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> Vocabulary:
+    def encode_vocabulary(self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None) -> Vocabulary:
         """An encoded vocabulary for `predict(vocabulary=…)`, when several are in use."""
-        return self.ram.encode_labels(clean_labels(labels), templates)
+        if isinstance(labels, str) and labels == GENERAL:
+            names = bundled_vocabulary(GENERAL)
+            return Vocabulary(self._encode(names, templates), sought(names), Lexicon.built_in())
+        if isinstance(labels, str) and labels in vocabulary_names():
+            labels = bundled_vocabulary(labels)
+        found = self.sought(clean_labels(labels))
+        return Vocabulary(self._encode(found.words, templates), found)
+
+    def sought(self, labels: Sequence[str]) -> Sought:
+        """Labels with what they are also looked for as. Relative probabilities cannot be joined, and a model without a
+        text tower knows no other words."""
+        able = self.kinds and self.calibrator is not None and self.ram.backbone.text is not None
+        return sought(labels, Lexicon.built_in() if able else None)
+
+    def _encode(self, names: Sequence[str], templates: Sequence[str] | None) -> Labels:
+        if len(names) < REMEMBERED:
+            return self.ram.encode_labels(names, templates)
+        return remembered(self.ram, names, templates)
 
     @overload
     def predict(self, images: list | tuple, **options: Any) -> list[Prediction]: ...
@@ -158,7 +202,8 @@ class Recognizer:
         plan: bool = False,
         batch_size: int = 32,
     ) -> Any:
-        """One image → one `Prediction`; a list or other iterable → a list of them.
+        """One image → one `Prediction`; a list or other iterable → a list of them. Without any vocabulary, the built-in
+        `general` one of some 4,000 words is used.
 
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
         `maps` (or `plan`) keeps what heat maps and pictures need.
@@ -197,32 +242,42 @@ class Recognizer:
         engine, matcher = self.engine, None if matcher == self.ram.config.matcher else matcher
         engine.make_room(len(loaded))
         trunk = self.trunks.get([pixels for pixels, _, _ in loaded], engine.trunk)
-        output = engine.recognize(trunk, vocabulary, plan=maps, matcher=matcher)
+        encoded, found = vocabulary.encoded, vocabulary.sought
+        output = engine.recognize(trunk, encoded, plan=maps, matcher=matcher)
+        shown: dict[str, Any] = {}
+        columns: list[Any] = [slice(len(vocabulary))] * len(loaded)  # of each image, the words whose maps are shown
         if self.calibrator is not None:
             features = [output.image, output.region, output.best]
-            words = Words.of(vocabulary)
-            trust = self.calibrator.trust(words)
-            values = scores = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), words))
+            words = Words.of(encoded)
+            each = np.asarray(self.calibrator(torch.stack(features, dim=-1).cpu(), words))
+            values = scores = found.combine(each)
+            best = found.winners(each)
+            shown["trust"] = self.calibrator.trust(words)[best]
+            columns = columns if found.plain else list(best)
         else:  # the paper's normalized mean of s_G and s_R
-            trust = None
             values, scores = _array(self.ram.score(output, "softmax")), _array(cast(Tensor, output.scores))
-        shown: dict[str, np.ndarray] = {}
         if output.sim is not None and output.match is not None:
-            plan = output.match.plan / output.mass
-            tensors = {"similarities": output.sim, "plan": plan, "marginal": output.match.marginal}
-            shown = {name: _array(value) for name, value in tensors.items()}
-        common = {"labels": vocabulary.names, "calibrated": self.calibrated, "grid": output.grid}
-        common |= {"familiarity": vocabulary.familiarity, "trust": trust}
+            maps_of = {"similarities": output.sim, "plan": output.match.plan / output.mass}
+            for name, value in maps_of.items():
+                shown[name] = [row[:, chosen] for row, chosen in zip(_array(value), columns, strict=True)]
+            shown["marginal"] = _array(output.match.marginal)
+        common: dict[str, Any] = {"labels": vocabulary.names, "calibrated": self.calibrated, "grid": output.grid}
+        known = None if encoded.familiarity is None else encoded.familiarity[: len(vocabulary)]
+        common |= {"familiarity": known, "lexicon": vocabulary.each_once}
         rows = {"values": values, "scores": scores} | shown
-        return [
-            Prediction(**common, source=source, size=size, **{name: value[i] for name, value in rows.items()})  # type: ignore[arg-type]
-            for i, (_, source, size) in enumerate(loaded)
-        ]
+        out = []
+        for i, (_, source, size) in enumerate(loaded):
+            own: dict[str, Any] = {name: value[i] for name, value in rows.items()}
+            out.append(Prediction(**common, source=source, size=size, **own))
+        return out
 
     def _checked(self, vocabulary: Vocabulary | None, matcher: str | None) -> Vocabulary:
         vocabulary = vocabulary or self.vocabulary
         if vocabulary is None:
-            raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
+            if self.ram.backbone.text is None:
+                raise RamatchError("no vocabulary is set; call set_vocabulary([...]) first")
+            self.set_vocabulary(GENERAL)
+            vocabulary = cast(Vocabulary, self.vocabulary)
         if matcher is not None and matcher not in MATCHERS:
             raise RamatchError(f"unknown matcher '{matcher}'; known: {', '.join(MATCHERS)}")
         return vocabulary

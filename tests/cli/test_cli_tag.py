@@ -18,6 +18,7 @@ import pytest
 from cli_helpers import LABELS, put_photos
 
 import ramatch.recognizer
+from ramatch.assets import GENERAL, vocabulary
 from ramatch.cli import main
 from ramatch.errors import RamatchError
 from ramatch.prediction import Prediction
@@ -309,7 +310,7 @@ def test_nothing_readable(tag, photos, tmp_path):
 
 def test_bad_input_is_one_line_and_exit_code_2(tag, ramatch, photos, tmp_path, model):
     image = photos / "img1.png"
-    tag(image).refused("no labels", "--labels-file")
+    ramatch("explain", image).refused("no labels", "--labels-file")
     tag(image, "--labels", " , ").refused("--labels has no label in it")
     assert "'cat' is given twice; it counts once" in tag(image, "--labels", "cat, dog,cat").err
     (tmp_path / "labels.txt").write_text("# only a comment\n\n")
@@ -328,6 +329,20 @@ def test_bad_input_is_one_line_and_exit_code_2(tag, ramatch, photos, tmp_path, m
     tag(image, "--labels", "cat", "--colour", "on").refused("'tag' does not know '--colour'")
 
 
+def test_without_labels_a_general_vocabulary_is_used(tag, photos):
+    (answer,) = json.loads(tag(photos / "img1.png", "--format", "json", "--top", 20).out)
+    names = [entry["label"] for entry in answer["labels"]]
+    assert len(names) == 20
+    assert set(names) <= set(vocabulary(GENERAL))
+    for entry in answer["labels"]:
+        assert not set(entry["parents"]) & set(names), "each thing is said once"
+    assert json.loads(tag(photos / "img1.png", "--vocabulary", "general", "--format", "json", "--top", 20).out) == [
+        answer
+    ]
+    (asked,) = json.loads(tag(photos / "img1.png", "--labels", "cat,animal", "--format", "json").out)
+    assert not any("parents" in entry for entry in asked["labels"])
+
+
 def test_models_that_are_not_there(ramatch, photos, tmp_path):
     image = photos / "img1.png"
     ramatch("tag", image, "--labels", "cat", "--model", "nobody/no-such-clip").refused(
@@ -341,8 +356,8 @@ def test_models_that_are_not_there(ramatch, photos, tmp_path):
 
 
 def test_debug_shows_the_traceback(photos):
-    with pytest.raises(RamatchError, match="no labels"):
-        main(["--debug", "tag", str(photos)])
+    with pytest.raises(RamatchError, match="no label in it"):
+        main(["--debug", "tag", str(photos), "--labels", " , "])
 
 
 # ------------------------------------------------------------------------------------------------ as a program

@@ -142,7 +142,7 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     monkeypatch.setattr("ramatch.serve.serve", lambda *a, **k: calls.append((a, k)))
     monkeypatch.delenv("RAMATCH_API_KEY", raising=False)
     assert ramatch("serve").code == 0
-    plain = {"device": None, "label_features": None, "backbone": None}
+    plain = {"device": None, "label_features": None, "backbone": None, "kinds": True}
     assert calls.pop() == (
         ("ramatch-mini",),
         {"host": "127.0.0.1", "port": 8000, "settings": ServeSettings(), **plain},
@@ -172,10 +172,12 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
         "http://a",
         "--cors",
         "http://b",
+        "--no-kinds",
     )
     (name,), options = calls.pop()
     settings = options.pop("settings")
     assert name == "m"
+    assert options.pop("kinds") is False
     assert options == {"host": "::1", "port": 9, "device": "cpu", "label_features": "f", "backbone": "b"}
     assert (settings.queue_size, settings.window_s, settings.max_batch) == (7, 0.0025, 3)
     assert (settings.cors_origins, settings.api_key) == (("http://a", "http://b"), "a long secret")

@@ -170,3 +170,19 @@ def test_winners_are_chosen_one_by_one() -> None:
     every = winners(sim, 99)
     assert every.shape == (3, 30)
     assert torch.equal(sim.take_along_dim(every[..., None], 1).amax(1), sim.amax(1))
+
+
+def test_a_search_looks_for_kinds_too(library: Library, calibrated: Recognizer) -> None:
+    asked = calibrated.sought(["animal", "kite"])
+    assert "dog" in asked.words
+    alone = Recognizer(calibrated.ram, calibrator=calibrated.calibrator, cache=0, kinds=False)
+    each = {answer.source: answer.probabilities for answer in library.tag(asked.words, alone)}
+    both = {answer.source: answer.probabilities for answer in library.tag(["animal", "kite"], calibrated)}
+    hits = library.search("animal, kite", calibrated, top=None)
+    assert len(hits) == len(both) == 12
+    for hit in hits:
+        expected = asked.combine(each[str(hit.path)])
+        np.testing.assert_allclose(both[str(hit.path)], expected, atol=1e-6)
+        np.testing.assert_allclose([hit.labels["animal"], hit.labels["kite"]], expected, atol=1e-6)
+    few = rank(library.snapshot(calibrated), Query(("animal",), ("kite",)), calibrated, room=4)
+    assert len(few.rows) == 4

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ramatch.assets import vocabulary as bundled
 from ramatch.prediction import Prediction
 
 
@@ -35,7 +36,10 @@ class FakeRecognizer:
         self.started = threading.Event()
         self.fail: Exception | None = None
 
-    def encode_vocabulary(self, labels: Sequence[str], *, templates: Sequence[str] | None = None) -> FakeVocabulary:
+    def encode_vocabulary(
+        self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None
+    ) -> FakeVocabulary:
+        labels = bundled(labels) if isinstance(labels, str) else labels
         self.encoded.append(tuple(labels))
         return FakeVocabulary(labels)
 

@@ -91,7 +91,7 @@ def test_matcher_reaches_the_model(client_for: Callable[..., TestClient]) -> Non
 
 
 def test_default_vocabulary_is_the_settings_or_the_recognizers_own(client_for: Callable[..., TestClient]) -> None:
-    assert client_for().post("/v1/tag", **form()).json()["vocabulary"]["name"] == "everyday"
+    assert client_for().post("/v1/tag", **form()).json()["vocabulary"]["name"] == "general"
     own = FakeRecognizer(labels=["left", "right"])
     answer = client_for(own).post("/v1/tag", **form()).json()
     assert answer["vocabulary"] == {"name": None, "size": 2}

@@ -29,7 +29,7 @@ class Site:
         import uvicorn
 
         self.recognizer = FakeRecognizer()
-        app = create_app(self.recognizer, ServeSettings(**settings))
+        app = create_app(self.recognizer, ServeSettings(**{"vocabulary": "everyday"} | settings))
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

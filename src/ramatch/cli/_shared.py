@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..assets import vocabulary, vocabulary_names
+from ..assets import GENERAL, vocabulary, vocabulary_names
 from ..config import MATCHERS
 from ..errors import RamatchError
 from ..labels import parse_labels, read_labels
@@ -40,24 +40,30 @@ def add_matcher(parser: Any) -> None:
     parser.add_argument("--matcher", choices=tuple(MATCHERS), help="instead of the model's own")
 
 
-def add_labels(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("labels (choose one)")
+def add_kinds(parser: Any) -> None:
+    what = "look for each label as itself alone, not as its kinds (animal: dog, …) and usual name (sofa: couch) too"
+    parser.add_argument("--no-kinds", action="store_true", help=what)
+
+
+def add_labels(parser: argparse.ArgumentParser, default: str = "") -> None:
+    group = parser.add_argument_group(f"labels (choose one{default})")
     one = group.add_mutually_exclusive_group()
     one.add_argument("--labels", metavar="A,B,C", help="labels separated by commas, or a file of them")
     one.add_argument("--labels-file", metavar="F", help="file with one label per line, or a CSV")
     one.add_argument("--vocabulary", metavar="V", help=f"a bundled list: {', '.join(vocabulary_names())}")
+    add_kinds(group)
 
 
-def labels_of(arguments: argparse.Namespace) -> list[str]:
-    """The labels the user named; what was merged is said on stderr."""
+def labels_of(arguments: argparse.Namespace) -> list[str] | None:
+    """The labels the user named, None if it was none or the general vocabulary; what was merged is said on stderr."""
     if arguments.labels is not None:
         found, where = parse_labels(arguments.labels), "--labels"
     elif arguments.labels_file is not None:
         found, where = read_labels(arguments.labels_file), arguments.labels_file
-    elif arguments.vocabulary is not None:
+    elif arguments.vocabulary not in (None, GENERAL):
         return vocabulary(arguments.vocabulary)
     else:
-        raise RamatchError("no labels: give --labels A,B,C or --labels-file F or --vocabulary everyday")
+        return None
     if not found.names:
         raise RamatchError(f"{where} has no label in it")
     for note in found.notes:
@@ -73,7 +79,8 @@ def split(text: str) -> list[str]:
 def load_recognizer(arguments: argparse.Namespace, **options: Any) -> Recognizer:
     from ..recognizer import Recognizer
 
-    return Recognizer.from_pretrained(arguments.model, **model_options(arguments), **options)
+    kinds = not getattr(arguments, "no_kinds", False)
+    return Recognizer.from_pretrained(arguments.model, **model_options(arguments), kinds=kinds, **options)
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..errors import RamatchError
 from ._shared import add_labels, add_model, count, labels_of, load_recognizer, split
 
 
@@ -33,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..viz import explanation, save
 
     labels = labels_of(arguments)
+    if labels is None:
+        raise RamatchError("no labels: give --labels A,B,C or --labels-file F or --vocabulary coco80")
     image = load_image(arguments.image)
     recognizer = load_recognizer(arguments)
     truth = split(arguments.truth) if arguments.truth else None

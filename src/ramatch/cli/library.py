@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RamatchError
-from ._shared import add_model, count, load_recognizer, share
+from ._shared import add_kinds, add_model, count, load_recognizer, share
 
 if TYPE_CHECKING:
     from ..library import Hit, Library
@@ -57,6 +57,7 @@ def add_verbs(verbs: Any) -> None:
     )
     _add_library(parser)
     add_model(parser)
+    add_kinds(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--top", type=count, metavar="K", help=f"at most K (default: {TOP} without --threshold)")
     group.add_argument("--threshold", type=share, metavar="P", help="only photos with at least this probability")

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from ._shared import add_model, count, model_options, number
+from ._shared import add_kinds, add_model, count, model_options, number
 
 
 def add_verbs(verbs: Any) -> None:
@@ -17,6 +17,7 @@ def add_verbs(verbs: Any) -> None:
         "this machine unless --host says otherwise; set RAMATCH_API_KEY to ask clients for a key.",
     )
     add_model(parser)
+    add_kinds(parser)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument(
         "--port", type=number(int, 0, 65535), default=8000, help="0: any free one (default: %(default)s)"
@@ -40,6 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
         "api_key": os.environ.get("RAMATCH_API_KEY"),  # set but empty is a slip: refused, like any short one
     }
     settings = ServeSettings(**{name: value for name, value in wanted.items() if value is not None})
-    options = model_options(arguments)
+    options = model_options(arguments) | {"kinds": not arguments.no_kinds}
     serve(arguments.model, host=arguments.host, port=arguments.port, settings=settings, **options)
     return 0

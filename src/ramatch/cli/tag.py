@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from ..assets import GENERAL
 from ..errors import RamatchError
 from ._shared import add_labels, add_matcher, add_model, cleaning_up, count, labels_of, load_recognizer, share
 
@@ -29,11 +30,12 @@ def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "tag",
         help="say which labels are in images",
-        description="Say which labels are in images, how sure, and (with --report or --maps) where. Unreadable images "
-        "are reported and counted at the end; the exit code is then 1.",
+        description="Say which labels are in images, how sure, and (with --report or --maps) where. Without labels, "
+        "some 4,000 words for things, places and actions are looked for, and each thing is said once. Unreadable "
+        "images are reported and counted at the end; the exit code is then 1.",
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or globs")
-    add_labels(parser)
+    add_labels(parser, "; by default a general vocabulary")
     add_model(parser)
     group = parser.add_argument_group("output")
     add = group.add_argument
@@ -63,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.threshold is not None and not recognizer.calibrated:
         note = "the threshold is of relative scores, which compare the labels and sum to 1; see ramatch calibrate"
         print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
-    recognizer.set_vocabulary(labels)
+    own = recognizer.ram.backbone.given_labels  # of a model without a text tower
+    recognizer.set_vocabulary(labels or list(own) or GENERAL)
     options = {"maps": arguments.maps or bool(arguments.report), "matcher": arguments.matcher, "failed": failed}
     progress = not arguments.quiet and sys.stderr.isatty()
     answers = predict_files(recognizer, paths, batch_size=arguments.batch_size, progress=progress, **options)

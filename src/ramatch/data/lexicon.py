@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from ..errors import RamatchError
 from ..files import read_text
 from .tags import IRREGULAR, Tags
 
+BEFORE = re.compile(r"^(?:(?:an?|the)\s+(?:photo|picture|image)\s+of\s+)?(?:(?:an?|the)\s+)?")  # a photo of a dog
 COUNTED = ("bus", "dress", "glass", "cross")  # end in s and have a plural
 PHRASES = ("a {}", "the {}", "a photo of a {}")
 BUILT_IN = Path(__file__).parents[1] / "assets" / "vocabularies" / "general.tsv"
@@ -27,11 +29,13 @@ BUILT_IN = Path(__file__).parents[1] / "assets" / "vocabularies" / "general.tsv"
 
 @dataclass(frozen=True)
 class Entry:
-    """One meaning: its usual name, other words for it, and the names of what it is a kind of, nearest first."""
+    """One meaning: its usual name, other words for it, and the names of what it is a kind of, nearest first. `common`:
+    how many digits the number of images has whose captions name it, of 33,914 (0: no image; at most 4)."""
 
     name: str
     synonyms: tuple[str, ...] = ()
     parents: tuple[str, ...] = ()
+    common: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -50,12 +54,18 @@ class Lexicon:
         rows = list(csv.DictReader(io.StringIO(read_text(path)), delimiter="\t"))
         if not rows or not {"name", "synonyms", "parents"} <= set(rows[0]):
             raise RamatchError(f"{path}: a lexicon is a TSV with the columns name, synonyms and parents")
-        return cls({r["name"]: Entry(r["name"], _listed(r["synonyms"]), _listed(r["parents"])) for r in rows})
+        return cls({r["name"]: _entry(r) for r in rows})
 
     @classmethod
     def named(cls, name: str | None) -> Lexicon | None:
         """What a setting says: the built-in lexicon, a file, or none."""
         return None if name is None else cls.read(None if name == "built-in" else name)
+
+    @staticmethod
+    @lru_cache(1)
+    def built_in() -> Lexicon:
+        """The built-in lexicon, read once."""
+        return Lexicon.read()
 
     @cached_property
     def _by_word(self) -> dict[str, Entry]:
@@ -69,8 +79,37 @@ class Lexicon:
         """The entry a word belongs to; of an unknown word, one of its own."""
         return self._by_word.get(word) or Entry(word)
 
+    def meant(self, label: str) -> Entry | None:
+        """The entry of a label as people write it: in capitals, with an article, in the plural, "a photo of a dog"."""
+        word = BEFORE.sub("", label.strip().casefold())
+        return self._by_word.get(word) or self._by_plural.get(word)
+
+    @cached_property
+    def _by_plural(self) -> dict[str, Entry]:
+        return {plural(word): entry for word, entry in self._by_word.items()}
+
+    def below(self, entry: Entry) -> tuple[Entry, ...]:
+        """Everything that is a kind of the entry, as listed."""
+        return tuple(self._below.get(entry.name, ()))
+
+    @cached_property
+    def _below(self) -> dict[str, list[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries.values():
+            for name in self.above(entry):
+                found.setdefault(name, []).append(entry)
+        return found
+
     def above(self, entry: Entry) -> list[str]:
         """Everything the entry is a kind of, nearest first."""
+        known = self._above.get(entry.name)
+        return self._climb(entry) if known is None else list(known)
+
+    @cached_property
+    def _above(self) -> dict[str, list[str]]:
+        return {name: self._climb(entry) for name, entry in self.entries.items()}
+
+    def _climb(self, entry: Entry) -> list[str]:
         found: dict[str, None] = {}
         queue = list(entry.parents)
         while queue:
@@ -81,6 +120,13 @@ class Lexicon:
         return list(found)
 
 
+def _entry(row: Mapping[str, str]) -> Entry:
+    common = row.get("common") or "0"
+    if not common.isdigit():
+        raise RamatchError(f"a lexicon's column 'common' has whole numbers, not '{common}' (of '{row['name']}')")
+    return Entry(row["name"], _listed(row["synonyms"]), _listed(row["parents"]), int(common))
+
+
 def _listed(cell: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (cell or "").split(",") if part.strip())
 
@@ -88,8 +134,8 @@ def _listed(cell: str | None) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Concepts:
     """What images are said to show, by meaning. texts: all words for each of the C concepts, its name first; said: bool
-    (images, C), by a word of its own; targets: the same, and what stands above what is said; below: bool (C, C), whether
-    the second is a kind of the first."""
+    (images, C), by a word of its own; targets: the same, and what stands above what is said; below: bool (C, C),
+    whether the second is a kind of the first."""
 
     texts: tuple[tuple[str, ...], ...]
     said: Tensor
@@ -102,8 +148,8 @@ class Concepts:
 
 
 def concepts(tags: Tags, lexicon: Lexicon | None) -> Concepts:
-    """Words of one meaning become one concept, there where any of them is said; what a thing is a kind of is there with it.
-    Without a lexicon each tag is a concept of its own."""
+    """Words of one meaning become one concept, there where any of them is said; what a thing is a kind of is there with
+    it. Without a lexicon each tag is a concept of its own."""
     lexicon = lexicon or Lexicon({})
     column: dict[str, int] = {}
     found = [lexicon.find(tag) for tag in tags.names]
@@ -128,15 +174,20 @@ def concepts(tags: Tags, lexicon: Lexicon | None) -> Concepts:
 
 def unsettled(said: Tensor, there: Tensor, close: Tensor, below: Tensor) -> Tensor:
     """bool (images, C): what cannot be called absent although nobody says that it is there: all too close in meaning to
-    something said, and the kinds of something said of which no kind is there (an animal may be a dog; but where a dog is
-    there, the animal is that dog, and a cat is absent). close: bool (C, C)."""
+    something said, and the kinds of something said of which no kind is there (an animal may be a dog; but where a dog
+    is there, the animal is that dog, and a cat is absent). close: bool (C, C)."""
     kinds_there = there.float() @ below.T.float() > 0
     return said.float() @ close.float() + (said & ~kinds_there).float() @ below.float() > 0
+
+
+PLURAL = {"person": "people", "sheep": "sheep", "fish": "fish", "broccoli": "broccoli"}
 
 
 def plural(word: str) -> str:
     """A plural that people would write; irregular ones that captions use are known."""
     head, space, last = word.rpartition(" ")
+    if last in PLURAL:
+        return head + space + PLURAL[last]
     for many, one in IRREGULAR.items():
         if last == one and last not in COUNTED:
             return head + space + many

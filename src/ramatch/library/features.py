@@ -30,20 +30,15 @@ def bank_names(recognizer: Recognizer) -> list[str]:
 
 
 @torch.inference_mode()
-def label_directions(recognizer: Recognizer, names: Sequence[str]) -> Tensor:
-    """(N, D): the product of a row and a feature is their similarity. The background has no part in it and is not
-    encoded along: a search shall not wait for 150 labels that nobody asked for."""
-    raw = F.normalize(recognizer.ram.label_set(recognizer.ram.backbone, tuple(names)).float(), dim=-1)
-    return raw[0] - raw[1] if raw.ndim == 3 else raw
-
-
-@torch.inference_mode()
-def label_words(recognizer: Recognizer, names: Sequence[str]) -> Words:
-    """What the calibrator looks at besides the numbers."""
+def encode_words(recognizer: Recognizer, names: Sequence[str]) -> tuple[Tensor, Words]:
+    """Directions (N, D): the product of a row and a feature is their similarity; and what the calibrator looks at
+    besides. The background has no part in it and is not encoded along: a search shall not wait for 150 labels that
+    nobody asked for."""
     ram = recognizer.ram
-    raw = ram.label_set(ram.backbone, tuple(names)).float().cpu()
-    unit = F.normalize(raw[0] if raw.ndim == 3 else raw, dim=-1)
-    return Words(unit, None if ram.known is None else torch.from_numpy(ram.known.familiarity(unit)))
+    raw = F.normalize(ram.label_set(ram.backbone, tuple(names)).float(), dim=-1)
+    unit, directions = (raw[0], raw[0] - raw[1]) if raw.ndim == 3 else (raw, raw)
+    unit = unit.cpu()
+    return directions, Words(unit, None if ram.known is None else torch.from_numpy(ram.known.familiarity(unit)))
 
 
 @torch.inference_mode()
@@ -63,7 +58,7 @@ class Encoder:
 
     def __init__(self, recognizer: Recognizer) -> None:
         self.recognizer, ram, names = recognizer, recognizer.ram, bank_names(recognizer)
-        self.bank = label_directions(recognizer, names)
+        self.bank, _ = encode_words(recognizer, names)
         with torch.inference_mode():
             self.tss_labels = ram.encode_labels(ram.background or names).tss
 
@@ -91,7 +86,7 @@ def probe(recognizer: Recognizer) -> np.ndarray:
     height, width = recognizer.ram.preprocess.size
     y, x = torch.meshgrid(torch.linspace(0, 6, height), torch.linspace(0, 8, width), indexing="ij")
     pattern = torch.stack([torch.sin(x + y), torch.cos(x * y / 4), torch.sin(x - 2 * y)]) * 127 + 128
-    labels = label_directions(recognizer, bank_names(recognizer)[:4])
+    labels, _ = encode_words(recognizer, bank_names(recognizer)[:4])
     pixels, seen = pattern.to(torch.uint8)[None], labels.to(recognizer.ram.backbone.dtype)
     image, regions = encode_images(recognizer, pixels, seen)
     found = torch.cat([image, regions[0], labels]).flatten().cpu().numpy()

@@ -17,7 +17,7 @@ from ..data.images import load_image, natural_key
 from ..errors import RamatchError
 from ..prediction import Prediction
 from ..recognizer import Recognizer
-from .features import KEPT, Encoder, encode_images, label_directions, label_words, probabilities, probe
+from .features import KEPT, Encoder, encode_images, encode_words, probabilities, probe
 from .query import Query, parse_query
 from .ranking import CANDIDATES, Ranking, View, rank
 from .store import connect, read_meta, transaction, writing
@@ -224,21 +224,24 @@ class Library:
 
     def tag(self, labels: Sequence[str], recognizer: Recognizer) -> Iterator[Prediction]:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""
-        names, view = tuple(labels), self.snapshot(recognizer)
-        encoded, words = Labels(label_directions(recognizer, names)), label_words(recognizer, names)
-        known: dict[str, Any] = {"familiarity": None if words.familiarity is None else words.familiarity.numpy()}
-        if recognizer.calibrator is not None:
-            known["trust"] = recognizer.calibrator.trust(words)
+        names, view, asked = tuple(labels), self.snapshot(recognizer), recognizer.sought(labels)
+        directions, words = encode_words(recognizer, asked.words)
+        encoded, trust = Labels(directions), None
+        known = None if words.familiarity is None else words.familiarity[: len(names)].numpy()
         files: dict[int, list[tuple[bytes, int, int]]] = {}
         select = "SELECT row, path, width, height FROM files JOIN photos ON photos.id = photo ORDER BY path"
         for row, *file in self.database.execute(select):
             files.setdefault(row, []).append(tuple(file))
         for block, best in encoded.best(view.arrays, view.rows):
-            found, scores = probabilities(recognizer, encoded.image(view.arrays, block), best, words)
+            both = probabilities(recognizer, encoded.image(view.arrays, block), best, words)
+            found, scores = (asked.combine(part) for part in both)
+            if recognizer.calibrator is not None:
+                trust = recognizer.calibrator.trust(words)[asked.winners(both[0])]
             for i, row in enumerate(block.tolist()):
                 for path, width, height in files.get(row, ()):
-                    answer = Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1))
-                    yield replace(answer, source=str(self._path(path)), size=(width, height), **known)
+                    answer = Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1), familiarity=known)
+                    answer = replace(answer, source=str(self._path(path)), size=(width, height))
+                    yield answer if trust is None else replace(answer, trust=trust[i])
 
     def _path(self, key: bytes) -> Path:
         return Path(os.path.normpath(self.path.parent / os.fsdecode(key)))

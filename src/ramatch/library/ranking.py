@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from ..recognizer import Recognizer
-from .features import encode_images, label_directions, label_words, probabilities
+from .features import encode_images, encode_words, probabilities
 from .query import Query
 from .vectors import Labels
 
@@ -48,8 +48,9 @@ def rank(
     reads every region from the disk.
     """
     count, split = len(query.labels), len(query.wanted)
-    directions = label_directions(recognizer, query.labels).cpu() if count else torch.zeros(0)
-    both = directions
+    found = recognizer.sought(query.labels)  # looked for as more words than were asked for
+    directions, words = encode_words(recognizer, found.words) if count else (torch.zeros(0), None)
+    both = directions = directions.cpu()
     if like is not None:
         photo = encode_images(recognizer, recognizer.ram.preprocess.resize(like)[None])[0].cpu()
         both = torch.cat([directions.reshape(-1, photo.shape[1]), photo])
@@ -57,22 +58,23 @@ def rank(
     image = Labels(both).image(view.arrays, slice(None) if every else view.rows)
     places = torch.arange(len(image))
     if room is not None and len(image) > room:
-        sign = torch.ones(len(both))
-        sign[split:count] = -1
-        promise = (image / image.std(0).clamp(min=1e-6)) @ sign
+        standard = image / image.std(0).clamp(min=1e-6)
+        promise = standard[:, len(found.words) :].sum(1)  # of the photo it shall be like
+        if count:
+            sign = torch.ones(count)
+            sign[split:] = -1
+            promise = promise + torch.from_numpy(found.highest(standard.numpy())) @ sign
         places = promise.topk(room, sorted=False).indices.sort().values
         image = image[places]
     rows = view.rows[places.numpy()]
     each = np.ones((len(rows), 0))
-    if count and len(rows):
-        best = torch.cat([found for _, found in Labels(directions).best(view.arrays, rows)])
-        each, _ = probabilities(
-            recognizer, image[:, :count], best, label_words(recognizer, query.labels), independent=True
-        )
+    if words is not None and len(rows):
+        best = torch.cat([top for _, top in Labels(directions).best(view.arrays, rows)])
+        each = found.combine(probabilities(recognizer, image[:, : len(found.words)], best, words, independent=True)[0])
     total = each[:, :split].prod(1) * (1 - each[:, split:]).prod(1)
     similarity = None
     if like is not None:
-        similarity = image[:, count].numpy().clip(-1, 1)  # rounding to 8 bits may go beyond
+        similarity = image[:, len(found.words)].numpy().clip(-1, 1)  # rounding to 8 bits may go beyond
         total = total * similarity.clip(min=0)
     order = np.argsort(-total, kind="stable")[: int((total >= threshold).sum())]
     return Ranking(rows[order], total[order], each[order], None if similarity is None else similarity[order])

@@ -25,7 +25,9 @@ KEEP = 20_000  # sentences whose prefix is kept; beyond that memory matters more
 def clean_labels(labels: Sequence[str]) -> tuple[str, ...]:
     """Labels as given, stripped; an error for none, an empty one or a repeated one."""
     if isinstance(labels, str):
-        raise RamatchError("labels must be a list of strings, not one string")
+        raise RamatchError(
+            f"labels must be a list of strings, not one string ('{labels[:40]}' is no bundled vocabulary)"
+        )
     out = tuple(label.strip() if isinstance(label, str) else label for label in labels)
     if not out:
         raise RamatchError("no labels were given; name at least one")

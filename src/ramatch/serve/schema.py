@@ -78,6 +78,9 @@ class Tag(BaseModel):
         description="In [0, 1]: how much like the words that the model learned; null where these are not known"
     )
     score: float = Field(description="Raw score, for ranking")
+    parents: list[str] | None = Field(
+        None, description="Of the general vocabulary: what it is a kind of, nearest first"
+    )
     map: list[list[float]] | None = Field(None, description="Region map: grid[0] rows of grid[1] values in [0, 1]")
 
 

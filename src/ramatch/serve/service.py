@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
+from ramatch.assets import GENERAL
 from ramatch.serve import limits
 from ramatch.serve.batcher import MicroBatcher
 from ramatch.serve.errors import ApiError, draining, late
@@ -51,7 +52,7 @@ class Service:
         self.matcher: str = _own_matcher(recognizer)
         # Called from the model's thread only, so a vocabulary that many requests ask for at once is encoded once.
         self.encoded = lru_cache(settings.cached_vocabularies)(
-            lambda labels: recognizer.encode_vocabulary(list(labels))
+            lambda labels: recognizer.encode_vocabulary(GENERAL if labels is self.named.general else list(labels))
         )
         self.batcher = MicroBatcher(self._predict, settings, self.metrics)
         # Equal labels become one tuple, so that the batcher compares the keys of its jobs by identity.

@@ -29,7 +29,7 @@ class ServeSettings:
     max_images: int = 32  # in one batch request
     max_maps: int = 100  # labels whose region map is sent
     # vocabularies
-    vocabulary: str = "everyday"  # used when a request names none
+    vocabulary: str = "general"  # used when a request names none
     cached_vocabularies: int = 32  # encoded ones kept, least recently used dropped
     registered_vocabularies: int = 64
     # who may come in

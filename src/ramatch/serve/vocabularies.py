@@ -18,6 +18,7 @@ class NamedVocabularies:
     def __init__(self, max_registered: int) -> None:
         self.max_registered = max_registered
         self._bundled = {name: tuple(assets.vocabulary(name)) for name in assets.vocabulary_names()}
+        self.general = self._bundled[assets.GENERAL]
         self._registered: dict[str, Labels] = {}
 
     def names(self) -> list[str]:

@@ -2,9 +2,10 @@
 
 Losses, with equal weight: captions against images of the batch (InfoNCE) and concepts against each other, each on the
 global feature and on the pooled regions; mosaics of four images have concepts only. A concept is a meaning: words that
-captions say, joined with their synonyms and with what they are a kind of by a lexicon, and each step reads it in another
-of its wordings. A smaller loss keeps all words of the lexicon as near to each other as the text tower had them. Only the
-last vision layers, the text layers and the two projections learn; what lies below in the vision tower is cached."""
+captions say, joined with their synonyms and with what they are a kind of by a lexicon, and each step reads it in
+another of its wordings. A smaller loss keeps all words of the lexicon as near to each other as the text tower had them.
+Only the last vision layers, the text layers and the two projections learn; what lies below in the vision tower is
+cached."""
 
 from __future__ import annotations
 

@@ -170,7 +170,8 @@ function row(label, below) {
   button.setAttribute("aria-pressed", String(label.label === state.held));
   const parts = ["name", "track", "value"].map((name) => Object.assign(document.createElement("span"), { className: name }));
   parts[0].textContent = label.label;
-  parts[0].title = unsure(label) ? `${label.label}: ramatch does not know this word well; take the number as a guess` : label.label;
+  const guess = unsure(label) ? ": ramatch does not know this word well; take the number as a guess" : "";
+  parts[0].title = [label.label + guess, ...(label.parents || [])].join(" · ");
   parts[2].textContent = shown(label);
   const fill = Object.assign(document.createElement("span"), { className: "fill" });
   fill.style.clipPath = `inset(0 ${100 - value(label) * 100}% 0 0 round 5px)`;
@@ -235,9 +236,8 @@ function snippets() {
   cli.push(`--threshold ${cut}`);
   if (!plain) cli.push(`--matcher ${matcher}`);
   const lines = ["from ramatch import Recognizer"];
-  if (vocabulary) lines.push("from ramatch.assets import vocabulary");
   lines.push("", `recognizer = Recognizer.from_pretrained(${python(model)})`);
-  if (vocabulary) lines.push(`recognizer.set_vocabulary(vocabulary(${python(vocabulary)}))`);
+  if (vocabulary) lines.push(`recognizer.set_vocabulary(${python(vocabulary)})`);
   else if (fromFile) lines.push(`recognizer.set_vocabulary(open(${python(state.fileName || "labels.txt")}).read().split("\\n"))`);
   else if (labels) lines.push(`recognizer.set_vocabulary(${python(labels)})`);
   lines.push(`prediction = recognizer.predict(${python(name)}, maps=True${plain ? "" : `, matcher=${python(matcher)}`})`,

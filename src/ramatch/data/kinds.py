@@ -1,0 +1,119 @@
+"""What else a label is looked for as: an animal is also found as a dog, an automobile as a car; and of many tags, which
+say something that no other says.
+
+A model finds things by the names that captions give them; words that stand above things, and rare synonyms, it knows
+badly. The lexicon knows what they stand for, and that costs a few more words to look for. How the answers are joined
+was chosen on validation images and words (docs/words.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .lexicon import Lexicon
+
+MOST = 40  # kinds that a label is looked for as, the most common ones
+COMMON = 3  # how common a kind must be (see `Entry.common`): fewer words to look for, and as good
+SHARE = 0.7  # of a kind in the joint log odds of the kind and of the label itself
+EVEN = 0.5  # from this probability on, a thing is said to be there
+SPECIFIC = 0.9  # a kind is said instead of what stands above it if it is at least so probable as that
+
+
+@dataclass(frozen=True)
+class Sought:
+    """labels: as they were asked for (N). words: the labels, then what is looked for beside them (W). same, kinds: for
+    each label, the columns of words that mean the same, and of its kinds; both empty for most labels."""
+
+    labels: tuple[str, ...]
+    words: tuple[str, ...]
+    same: tuple[tuple[int, ...], ...]
+    kinds: tuple[tuple[int, ...], ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether each label is looked for as itself alone."""
+        return not any(self.same) and not any(self.kinds)
+
+    def joint(self, probabilities: np.ndarray, label: int) -> np.ndarray:
+        """(…, W) → (…, 1 + same + kinds): a label's own probability, and what each other word says of it. A kind must
+        convince, and the label itself must not speak against it: their log odds are averaged."""
+        own = probabilities[..., [label, *self.same[label]]]
+        if not self.kinds[label]:
+            return own
+        known = _log_odds(own.max(-1, keepdims=True))
+        odds = SHARE * _log_odds(probabilities[..., list(self.kinds[label])]) + (1 - SHARE) * known
+        return np.concatenate([own, 1 / (1 + np.exp(-odds))], axis=-1).astype(probabilities.dtype)
+
+    def combine(self, probabilities: np.ndarray) -> np.ndarray:
+        """(…, W) → (…, N): a label is as probable as the word that says it best."""
+        out = probabilities[..., : len(self.labels)]
+        if self.plain:
+            return out
+        out = out.copy()
+        for label in self._joined():
+            out[..., label] = self.joint(probabilities, label).max(-1)
+        return out
+
+    def winners(self, probabilities: np.ndarray) -> np.ndarray:
+        """(…, W) → (…, N): of each label, the column of the word that says it best; its map shows where."""
+        out = np.tile(np.arange(len(self.labels)), (*probabilities.shape[:-1], 1))
+        for label in self._joined():
+            columns = np.array((label, *self.same[label], *self.kinds[label]))
+            out[..., label] = columns[self.joint(probabilities, label).argmax(-1)]
+        return out
+
+    def highest(self, values: np.ndarray) -> np.ndarray:
+        """(…, W) → (…, N): the highest value of a label's words, for a first look at many images."""
+        out = values[..., : len(self.labels)].copy()
+        for label in self._joined():
+            out[..., label] = values[..., [label, *self.same[label], *self.kinds[label]]].max(-1)
+        return out
+
+    def _joined(self) -> list[int]:
+        return [label for label in range(len(self.labels)) if self.same[label] or self.kinds[label]]
+
+
+def _log_odds(p: np.ndarray) -> np.ndarray:
+    p = np.clip(p.astype(np.float64), 1e-9, 1 - 1e-9)
+    return np.log(p) - np.log1p(-p)
+
+
+def sought(labels: Sequence[str], lexicon: Lexicon | None = None) -> Sought:
+    """Labels with what a lexicon knows of them; without one, labels alone."""
+    index = {label: i for i, label in enumerate(labels)}
+    columns: list[list[tuple[int, ...]]] = []
+    for label in labels:
+        names: tuple[list[str], list[str]] = ([], [])
+        entry = None if lexicon is None else lexicon.meant(label)
+        if lexicon is not None and entry is not None:
+            below = [kind for kind in lexicon.below(entry) if kind.common >= COMMON]
+            below = sorted(below, key=lambda kind: -kind.common)[:MOST]
+            names = ([entry.name], [kind.name for kind in below])
+        columns.append([tuple(index.setdefault(n, len(index)) for n in part if n != label) for part in names])
+    same, kinds = zip(*columns, strict=True) if columns else ((), ())
+    return Sought(tuple(labels), tuple(index), tuple(same), tuple(kinds))
+
+
+def each_once(names: Sequence[str], probabilities: np.ndarray, order: Iterable[int], lexicon: Lexicon) -> Iterator[int]:
+    """Positions of the names that say something new, in the order given: of a thing and its kinds only one is said. Of
+    those that are there, that is the most specific one, unless it is much less certain than what stands above it."""
+    place = {name: i for i, name in enumerate(names)}
+    left: set[str] = set()  # said better by one of their kinds
+    for i in np.flatnonzero(probabilities >= EVEN).tolist():
+        for name in lexicon.above(lexicon.find(names[i])):
+            if name in place and probabilities[i] >= SPECIFIC * probabilities[place[name]]:
+                left.add(name)
+    said: set[str] = set()
+    implied: set[str] = set()
+    for i in order:
+        name = names[i]
+        if name in left or name in implied:
+            continue
+        above = lexicon.above(lexicon.find(name))
+        if said.isdisjoint(above):
+            said.add(name)
+            implied.update(above)
+            yield i
