@@ -21,6 +21,7 @@ from .files import write_json
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
+from .modeling.checkpoints.hashes import write_hashes
 from .modeling.checkpoints.loading import BUNDLED, bundled_model, read_json
 from .modeling.fuse import fuse
 from .modeling.graph import GraphedRAM
@@ -110,6 +111,7 @@ class Recognizer:
         save_ram(self.ram, folder, with_backbone=with_backbone, half=half)
         if self.calibrator is not None:
             write_json(Path(folder) / "calibration.json", self.calibrator.to_dict())
+            write_hashes(folder)
 
     @property
     def device(self) -> torch.device:

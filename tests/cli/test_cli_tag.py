@@ -307,7 +307,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tag, ramatch, photos, tmp_path, m
 def test_models_that_are_not_there(ramatch, photos, tmp_path):
     image = photos / "img1.png"
     ramatch("tag", image, "--labels", "cat", "--model", "nobody/no-such-clip").refused(
-        "'nobody/no-such-clip' is not on this machine", "HF_HUB_OFFLINE"
+        "'nobody/no-such-clip' is neither a file or folder here nor a model", "HF_HUB_OFFLINE"
     )
     ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "no" / "model").refused("no such file or folder")
     (tmp_path / "other").mkdir()

@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ..errors import RamatchError
-from ._shared import add_labels, add_matcher, add_model, cleaning_up, count, labels_of, load_recognizer, share
+from ..errors import RamatchError, printable
+from ._shared import add_labels, add_matcher, add_model, cell, cleaning_up, count, labels_of, load_recognizer, share
 
 if TYPE_CHECKING:
     from ..prediction import Prediction
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _answer(answers, sys.stdout, arguments)
     for path, reason in failed:
-        print(f"ramatch: could not read {path}: {reason}", file=sys.stderr)
+        print(f"ramatch: could not read {printable(path)}: {printable(reason)}", file=sys.stderr)
     if failed:
         print(f"ramatch: {len(failed)} of {total} images could not be read", file=sys.stderr)
     return 1 if failed else 0
@@ -103,7 +103,8 @@ def _spare_pictures(arguments: argparse.Namespace, paths: list[Path]) -> None:
 
 
 def _answer_file(answers: Iterator[Prediction], path: Path, arguments: argparse.Namespace) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    # a name that is not UTF-8 gets a stand-in, not a crash
+    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         _answer(answers, file, arguments)
 
 
@@ -158,8 +159,8 @@ class Format(NamedTuple):
 
 
 def _table(answer: dict[str, Any]) -> str:
-    entries = answer["labels"]
-    lines, width = [answer["image"]], max((len(entry["label"]) for entry in entries), default=0)
+    entries = [{**entry, "label": printable(entry["label"])} for entry in answer["labels"]]
+    lines, width = [printable(answer["image"])], max((len(entry["label"]) for entry in entries), default=0)
     for entry in entries:
         bar = "█" * round(20 * entry["probability"])
         lines.append(f"  {entry['label']:<{width}}  {entry['probability']:5.2f}  {bar}".rstrip())
@@ -179,7 +180,8 @@ def _jsonl(answer: dict[str, Any]) -> str:
 def _csv(answer: dict[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([answer["image"], e["label"], e["probability"], e["score"]] for e in answer["labels"])
+    image = cell(answer["image"])
+    writer.writerows([image, cell(e["label"]), e["probability"], e["score"]] for e in answer["labels"])
     return text.getvalue()
 
 

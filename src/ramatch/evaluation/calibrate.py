@@ -16,6 +16,7 @@ from ..data.records import list_splits, read_annotations
 from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
 from ..modeling.checkpoints.folder import is_model_folder
+from ..modeling.checkpoints.hashes import write_hashes
 from ..modeling.checkpoints.loading import read_json
 from .calibration import CalibrationSettings, Calibrator
 from .models import FEATURES, collect_scores, load_model, read_test, split_options
@@ -85,6 +86,7 @@ def calibrate(
     target = folder / "calibration.json"
     files.write_json(target, calibrator.to_dict())
     files.write_json(folder / "calibration_report.json", {"notes": notes, **report})
+    write_hashes(folder)
     return CalibrationResult(calibrator, target, report, tuple(notes))
 
 

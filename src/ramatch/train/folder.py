@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,29 @@ class RunFolder:
         self.log, self.model, self.evals = self.path / "log.jsonl", self.path / "model", self.path / "eval.json"
         self.best = self.checkpoints / "best.pt"
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other training in this folder meanwhile. The lock is the system's, on the folder itself: it leaves no file
+        and ends with its process."""
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                told = f"another training runs in {self.path}: wait for it, or choose another folder"
+                raise RamatchError(told) from None
+            yield
+        finally:
+            os.close(handle)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()  # if it is still empty: nothing began
+
     def open(self, config: TrainConfig, resume: str | bool) -> dict[str, Any] | None:
         """State to continue from, or None for a new run. `resume`: False, "auto", or a checkpoint file."""
         if resume in (False, "never", None):
@@ -53,6 +79,11 @@ class RunFolder:
         if resume in (True, "auto"):
             checkpoint.clean_temporary(self.checkpoints)
             found = checkpoint.latest_good(self.checkpoints)
+            if found is None and (damaged := checkpoint.list_checkpoints(self.checkpoints)):
+                raise RamatchError(
+                    f"none of the {len(damaged)} checkpoints in {self.checkpoints} can be read (the newest is "
+                    f"{damaged[-1].name}): restore one, or choose another output folder to start anew"
+                )
         else:
             file = Path(str(resume)).expanduser()
             if not file.is_file():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RamatchError, require
+from ..files import read_text
 from .config import TrainConfig
 
 
@@ -52,14 +53,14 @@ def _find(name: str | Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     try:
         values = json.loads(text)
     except ValueError:
         yaml = require("yaml", "train")
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates and numbers that cannot be, deep nesting
             raise RamatchError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     if values is None:
         values = {}

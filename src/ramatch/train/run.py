@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,8 @@ def train(
     resume: False (the folder must be new), "auto" (from the newest good checkpoint; from the start if there is none),
     or a checkpoint file. images: decoded pictures kept between runs, used with data.cache = device. Under torchrun
     every process calls this; the first one writes and gets the reports."""
-    with world(config.device) as here, Interrupt() as interrupt:
-        folder = RunFolder(config.output)
+    folder = RunFolder(config.output)
+    with world(config.device) as here, Interrupt() as interrupt, folder.locked() if here.leader else nullcontext():
         begun = time.monotonic()
         try:
             state = folder.open(config, resume)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import RamatchError
+from ...files import expect, read_json, shown
 from ..preprocess import Preprocess
 
 Tensors = Mapping[str, Tensor]
@@ -35,7 +36,8 @@ def download(name: str) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     a_file = name.endswith((".pt", ".bin", ".safetensors"))
-    if a_file or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    nearby = "/" in name and Path(name).parent.exists()  # a folder of that name is here: this is a path, mistyped
+    if a_file or nearby or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise RamatchError(f"no such file or folder: {name}")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
@@ -46,8 +48,8 @@ def download(name: str) -> Path:
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") else ""
         raise RamatchError(
-            f"'{name}' is not on this machine and the Hugging Face hub cannot be reached{offline}; "
-            f"download it once with network, or give a local folder ({type(error).__name__})"
+            f"'{name}' is neither a file or folder here nor a model of the Hugging Face hub that is on this machine, and "
+            f"the hub cannot be reached{offline}; check the spelling, or download it once with network"
         ) from None
 
 
@@ -86,7 +88,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a model folder, in one file or several."""
     for index in INDEXES:
         if (folder / index).is_file():
-            parts = set(json.loads((folder / index).read_text())["weight_map"].values())
+            found = expect(read_config(folder / index).get("weight_map"), dict, f"{folder / index}: 'weight_map'")
+            parts = set(map(str, found.values()))
+            if outside := [part for part in parts if Path(part).name != part]:
+                raise RamatchError(f"{folder / index}: names weights outside its folder ({shown(min(outside))})")
             return {k: v for part in sorted(parts) for k, v in read_tensors(folder / part).items()}
     for file in WEIGHTS:
         if (folder / file).is_file():
@@ -94,17 +99,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     raise RamatchError(f"{folder} has a config but no weights (looked for {', '.join(WEIGHTS)})")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RamatchError(f"{path}: not readable as JSON ({error})") from None
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a config file."""
+    return expect(read_json(path), dict, f"{path}: the content")
 
 
 def read_preprocess(folder: Path, size: tuple[int, ...], own: tuple[tuple, tuple]) -> Preprocess:
     """Mean and deviation from preprocessor_config.json where it is there, else `own`; the size is the tower's."""
     file = folder / "preprocessor_config.json"
-    raw = read_json(file) if file.is_file() else {}
+    raw = read_config(file) if file.is_file() else {}
     return Preprocess((size[0], size[1]), tuple(raw.get("image_mean", own[0])), tuple(raw.get("image_std", own[1])))
 
 

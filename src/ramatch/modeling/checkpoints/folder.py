@@ -1,7 +1,8 @@
 """Saving and loading a trained RAM: adapters apart from the backbone they belong to.
 
 A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
-MB), optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone.
+MB), optionally calibration.json, and optionally the backbone itself in `backbone/` so that the folder stands alone; and
+SHA256SUMS.txt, the hashes of them all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ...files import write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from ..ram import RAM
-from .files import read_json, read_tensors
+from .files import read_config, read_tensors
+from .hashes import LIST, check_hashes, write_hashes
 from .tokenizer import Tokenizer
 
 FORMAT = "ramatch"
@@ -32,6 +34,7 @@ WORDS = "text.tokens.weight"
 def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, half: bool = False) -> None:
     """Write the adapters (and the backbone, so that the folder stands alone) in safetensors."""
     folder = Path(folder)
+    (folder / LIST).unlink(missing_ok=True)  # a list must not outlive its files if this is cut short
     own = ram.backbone
     config: dict[str, Any] = {
         "format": FORMAT,
@@ -50,6 +53,7 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, half:
         save_backbone(own, folder / "backbone", half=half)
     _save_tensors(ram.adapters(), folder / "ram.safetensors", half)
     write_json(folder / "config.json", config)
+    write_hashes(folder)
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path, half: bool) -> None:
@@ -67,11 +71,18 @@ def quantise(table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether this is a folder that `save_ram` wrote."""
+    """Whether this is a folder that `save_ram` wrote. One with adapters but without a config that says so is an error:
+    the backbone in it would answer as another model."""
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
-        return False
+        if read_config(folder / "config.json").get("format") == FORMAT:
+            return True
+    except RamatchError:
+        if not (folder / "ram.safetensors").is_file():
+            return False
+        raise
+    if (folder / "ram.safetensors").is_file():
+        raise RamatchError(f"{folder / 'config.json'} is damaged: it is not the one that belongs to ram.safetensors")
+    return False
 
 
 def load_ram(
@@ -82,7 +93,8 @@ def load_ram(
     from .loading import load_backbone
 
     folder = Path(folder)
-    config = read_json(folder / "config.json")
+    check_hashes(folder)
+    config = read_config(folder / "config.json")
     if config.get("format") != FORMAT:
         raise RamatchError(f"{folder} is not a ramatch model folder")
     if config.get("version", 0) > VERSION:
@@ -154,7 +166,7 @@ def save_backbone(backbone: Backbone, folder: str | Path, *, half: bool = False)
 def load_saved_backbone(folder: str | Path) -> Backbone:
     """Read what `save_backbone` wrote."""
     folder = Path(folder)
-    c = read_json(folder / "config.json")
+    c = read_config(folder / "config.json")
     tokenizer = Tokenizer.from_folder(folder, c["context"]) if c.get("context") else None
     vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
     options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}

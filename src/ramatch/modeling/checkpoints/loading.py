@@ -16,7 +16,8 @@ from ...errors import RamatchError
 from ..backbone import Backbone
 from ..preprocess import Preprocess
 from . import clip, dual, openai
-from .files import download, read_json, read_tensors
+from .files import download, read_config, read_json, read_tensors
+from .hashes import check_hashes
 
 __all__ = ["BUNDLED", "bundled_model", "load_backbone", "read_json"]
 
@@ -42,6 +43,7 @@ def load_backbone(
     """A frozen `Backbone`. `image_size` (side, or (height, width)) resizes the position grid; `act` settles the
     activation of a bare state dict ("quick_gelu" for weights trained by OpenAI, "gelu" for most of open_clip's)."""
     path = bundled_model(str(name)) or Path(name)
+    check_hashes(path)
     if (path / "backbone" / "config.json").is_file():  # a model folder that carries its backbone
         path = path / "backbone"
     if path.is_file():
@@ -71,7 +73,7 @@ def _folder(folder: Path, name: str) -> Backbone:
         return openai.load(folder, name)
     if not (folder / "config.json").is_file():
         raise RamatchError(f"'{name}' has no config.json, so it is not a model folder")
-    raw = read_json(folder / "config.json")
+    raw = read_config(folder / "config.json")
     if raw.get("format") == "ramatch-backbone":
         from .folder import load_saved_backbone
 

@@ -33,7 +33,10 @@ class Tokenizer:
         if (folder / "tokenizer.json").is_file():
             from tokenizers import Tokenizer as Fast
 
-            return cls(Fast.from_file(str(folder / "tokenizer.json")), context)
+            try:
+                return cls(Fast.from_file(str(folder / "tokenizer.json")), context)
+            except Exception as error:  # the library has no class of its own for what it cannot read
+                raise RamatchError(f"{folder / 'tokenizer.json'}: not a readable tokenizer ({error})") from None
         if not ((folder / "vocab.json").is_file() or (folder / "vocab.txt").is_file()):
             return None
         from transformers import AutoTokenizer  # slow to import, so only for folders without tokenizer.json

@@ -20,7 +20,7 @@ from ..preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from . import clip
 from .bert import bert, bert_config, distilbert, distilbert_config, first_position, roberta_config
 from .dinov2 import dinov2, dinov2_config, vit, vit_config
-from .files import Reader, download, read_json, read_preprocess, read_weights, take, translate
+from .files import Reader, download, read_config, read_preprocess, read_weights, take, translate
 from .loading import load_backbone
 from .tokenizer import Tokenizer
 
@@ -109,5 +109,5 @@ def _open(name: str | Path) -> tuple[Path, dict[str, Any], str]:
     if path.is_file():
         return path, {}, ""
     folder = path if path.is_dir() else download(str(name))
-    raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    raw = read_config(folder / "config.json") if (folder / "config.json").is_file() else {}
     return folder, raw, raw.get("model_type", "")
