@@ -134,7 +134,9 @@ def test_damaged_folders_are_named(tmp_path):
 def test_a_flipped_bit_is_noticed(tmp_path):
     save_ram(tiny_ram(), tmp_path, with_backbone=True)
     listed = [line.split("  ")[1] for line in (tmp_path / LIST).read_text().splitlines()]
-    assert {"config.json", "ram.safetensors", "backbone/config.json", "backbone/model-vision.safetensors"} <= set(listed)
+    assert {"config.json", "ram.safetensors", "backbone/config.json", "backbone/model-vision.safetensors"} <= set(
+        listed
+    )
     load_ram(tmp_path)
     for name in listed:
         good = (tmp_path / name).read_bytes()

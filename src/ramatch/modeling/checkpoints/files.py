@@ -45,7 +45,7 @@ def download(name: str) -> Path:
         raise RamatchError(
             f"'{name}' is neither a local folder nor a model on the Hugging Face hub; check the spelling"
         ) from None
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError):
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") else ""
         raise RamatchError(
             f"'{name}' is neither a file or folder here nor a model of the Hugging Face hub that is on this machine, and "
