@@ -54,6 +54,7 @@ class RunFolder:
             return
         import fcntl
 
+        new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -65,8 +66,9 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
-            with contextlib.suppress(OSError):
-                self.path.rmdir()  # if it is still empty: nothing began
+            if new:
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()  # if it is still empty: nothing began
 
     def open(self, config: TrainConfig, resume: str | bool) -> dict[str, Any] | None:
         """State to continue from, or None for a new run. `resume`: False, "auto", or a checkpoint file."""
