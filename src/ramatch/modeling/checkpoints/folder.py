@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...config import RAMConfig
 from ...errors import RamatchError
-from ...files import write_atomic, write_json
+from ...files import expect, expect_numbers, write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from ..ram import RAM
@@ -99,27 +99,28 @@ def load_ram(
         raise RamatchError(f"{folder} is not a ramatch model folder")
     if config.get("version", 0) > VERSION:
         raise RamatchError(f"{folder} was written by a newer ramatch (format {config['version']}); upgrade to read it")
-    wanted = config["backbone"]
+    wanted = expect(config.get("backbone"), dict, f"{folder / 'config.json'}: 'backbone'")
+    name, mark = wanted.get("name"), wanted.get("fingerprint")
     bundled = (folder / "backbone" / "config.json").is_file()
     if backbone is None and bundled:
         own = load_saved_backbone(folder / "backbone")
     elif isinstance(backbone, Backbone):
         own = backbone
     else:
-        own = load_backbone(backbone or wanted["name"])
-    if (backbone is not None or not bundled) and own.fingerprint() != wanted["fingerprint"]:
+        own = load_backbone(backbone or str(name))
+    if (backbone is not None or not bundled) and own.fingerprint() != mark:
         raise RamatchError(
-            f"the adapters in {folder} belong to backbone '{wanted['name']}' with fingerprint {wanted['fingerprint']}, "
+            f"the adapters in {folder} belong to backbone '{name}' with fingerprint {mark}, "
             f"but '{own.name}' has {own.fingerprint()}: its weights differ; give the right one"
         )
-    size = tuple(wanted.get("image_size", own.preprocess.size))
+    size = tuple(map(int, expect_numbers(wanted.get("image_size", own.preprocess.size), f"{folder}: image_size")))
     own.preprocess = dataclasses.replace(own.preprocess, size=size)
     given = label_features or (folder / "label_features.safetensors" if wanted.get("given_labels") else None)
     if given is not None:
         own.set_label_features(given)
-    ram = RAM(own, RAMConfig.from_dict(config["ram"]))
+    ram = RAM(own, RAMConfig.from_dict(config.get("ram")))
     load_adapters(ram, read_tensors(folder / "ram.safetensors"), str(folder))
-    ram.background = tuple(config.get("background", ()))
+    ram.background = tuple(map(str, expect(config.get("background", []), list, f"{folder}: 'background'")))
     return ram.eval()
 
 
@@ -168,9 +169,17 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
     folder = Path(folder)
     c = read_config(folder / "config.json")
     tokenizer = Tokenizer.from_folder(folder, c["context"]) if c.get("context") else None
-    vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
-    options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
-    model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
+    try:
+        vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
+        stored = sum(part.stat().st_size for part in folder.glob("model*.safetensors"))
+        for t in (vision, text) if text else (vision,):  # a damaged size must not ask for all memory
+            if t.layers * t.width * (4 * t.width + 2 * t.mlp) + (t.vocab + c["dim"]) * t.width > 2 * stored:
+                raise ValueError("sizes for which its weights are too small")
+        options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
+        model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # before weights are touched
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise RamatchError(f"{folder / 'config.json'} is damaged or of another version ({reason})") from None
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
         tensors |= read_tensors(part)

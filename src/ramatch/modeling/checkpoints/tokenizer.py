@@ -34,8 +34,12 @@ class Tokenizer:
             from tokenizers import Tokenizer as Fast
 
             try:
-                return cls(Fast.from_file(str(folder / "tokenizer.json")), context)
-            except Exception as error:  # the library has no class of its own for what it cannot read
+                made = cls(Fast.from_file(str(folder / "tokenizer.json")), context)
+                made(["a label"])
+                return made
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # the library's own are plain Exceptions, and panics that are not even that
                 raise RamatchError(f"{folder / 'tokenizer.json'}: not a readable tokenizer ({error})") from None
         if not ((folder / "vocab.json").is_file() or (folder / "vocab.txt").is_file()):
             return None
