@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from soak import files, hostile_http, images, server, solver, threads, training
+from soak import files, hostile_http, images, saving, server, solver, threads, training, workers
 from soak.file_cases import Payload
 from soak.pictures import mutated
 from soak.report import Check, Soak
@@ -25,14 +25,20 @@ def bad_company(soak: Soak) -> None:
     hostile_http.run(soak, tiny_model(soak.folder("model")))
 
 
+def several(soak: Soak) -> None:
+    workers.run(soak, tiny_model(soak.folder("model")))
+
+
 PARTS: dict[str, Callable[[Soak], None]] = {
     "solver": solver.run,
     "threads": threads.run,
     "files": files.run,
     "images": images.run,
     "training": training.run,
+    "saving": saving.run,
     "load": server.run_load,
     "bad company": bad_company,
+    "workers": several,
 }
 CHECKS: dict[str, set[str]] = {  # part → its requirements
     "solver": {"awkward problems", "refusals", "gradients"},
@@ -70,6 +76,8 @@ CHECKS: dict[str, set[str]] = {  # part → its requirements
         "log",
         "2 MB of zeros",
     },
+    "saving": {"index", "saving a model"},
+    "workers": {"worker death", "parent death"},
 }
 NOT_TESTED = {"load": {"latency"}}  # a percentile of a few seconds on a busy machine says little: the long form has it
 
