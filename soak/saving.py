@@ -1,4 +1,4 @@
-"""Index and save under SIGKILL: what is on the disk afterwards is the old, the new, or refused, and never half of one."""
+"""Index and save under SIGKILL: what is on the disk afterwards is the old, the new, or refused, never half of one."""
 
 from __future__ import annotations
 

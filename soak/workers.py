@@ -1,4 +1,4 @@
-"""Several worker processes: one is killed and replaced, what is registered is known to all, and none outlives its parent."""
+"""Several worker processes: one killed is replaced, what is registered is known to all, none outlives its parent."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ MAX_PIXELS = 100_000_000
 MAX_SIDE = 65_535  # JPEG's own limit; a strip of one pixel by millions is no picture, and resizing it needs gigabytes
 MAX_SCANS = 300  # of a JPEG; encoders write about ten, and a hostile file of 2 MB holds a decoder for minutes with more
 MAX_WORK = 1_000_000_000  # scans x pixels: the largest picture in ten scans
-STRIP = 1 << 22  # pixels of deep grey that are in floating point at a time
+STRIP = 1 << 22  # pixels that are converted to RGB at a time
+_ORIENTATION = 0x0112  # EXIF
 
 
 class ImageError(RamatchError):
@@ -230,36 +231,54 @@ def _name_of(source: Any) -> str:
 
 
 def _upright(picture: Image.Image) -> Image.Image:
-    """A copy, turned as EXIF says; nonsense in the EXIF block is no reason to lose a good picture."""
+    """Turned as EXIF says; nonsense in the EXIF block is no reason to lose a good picture."""
     try:
-        return ImageOps.exif_transpose(picture)
+        turned = picture.getexif().get(_ORIENTATION, 1) != 1  # the function below copies in any case
+        return ImageOps.exif_transpose(picture) if turned else picture
     except Exception:
-        return picture.copy()
+        return picture
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:
-    mode = picture.mode
-    if mode == "F" or mode.startswith("I"):
-        return _deep_grey(picture)
-    if mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
+    """A new picture. In strips, since two or three wide copies of the largest one would take gigabytes."""
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture.copy()
+    scale = _deep_scale(picture) if picture.mode == "F" or picture.mode.startswith("I") else None
+    out = Image.new("RGB", picture.size)
+    for top, strip in _strips(picture):
+        out.paste(_flat(strip) if scale is None else _deep_grey(strip, scale), (0, top))
+    return out
+
+
+def _strips(picture: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Rows of about `STRIP` pixels, each with the number of its first."""
+    step = max(1, STRIP // picture.width)
+    for top in range(0, picture.height, step):
+        yield top, picture.crop((0, top, picture.width, min(top + step, picture.height)))
+
+
+def _flat(picture: Image.Image) -> Image.Image:
+    """8 bits to RGB, what is transparent on white."""
+    if picture.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
         rgba = picture.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return picture if mode == "RGB" else picture.convert("RGB")
+        picture = Image.alpha_composite(white, rgba)
+    return picture.convert("RGB")
 
 
-def _deep_grey(picture: Image.Image) -> Image.Image:
-    """16-bit integer or floating-point grey to 8 bits, by range: 65535 or 1.0 is white."""
-    values = np.asarray(picture)
-    top = float(np.nan_to_num(np.fmax.reduce(values, axis=None), posinf=255.0))
+def _deep_scale(picture: Image.Image) -> float:
+    """What 16-bit integer or floating-point grey is multiplied with, by range: 65535 or 1.0 is white."""
+    top = 0.0
+    for _, strip in _strips(picture):
+        found = np.fmax.reduce(np.asarray(strip), axis=None)  # ignores NaN
+        top = max(top, float(np.nan_to_num(found, posinf=255.0)))
     if picture.mode == "F":
-        scale = 255.0 if top <= 1.0 else 1.0
-    elif top > 65535:
-        scale = 255.0 / top
-    else:
-        scale = 255.0 / 65535.0 if picture.mode.startswith("I;16") or top > 255 else 1.0
-    grey, step = np.empty(values.shape, np.uint8), max(1, STRIP // picture.width)
-    for row in range(0, len(values), step):  # in strips: as floating point the whole would take gigabytes
-        strip = np.nan_to_num(values[row : row + step].astype(np.float64), nan=0.0, posinf=255.0, neginf=0.0)
-        grey[row : row + step] = np.clip(np.rint(strip * scale), 0, 255)
-    return Image.fromarray(grey).convert("RGB")
+        return 255.0 if top <= 1.0 else 1.0
+    if top > 65535:
+        return 255.0 / top
+    return 255.0 / 65535.0 if picture.mode.startswith("I;16") or top > 255 else 1.0
+
+
+def _deep_grey(picture: Image.Image, scale: float) -> Image.Image:
+    values = np.nan_to_num(np.asarray(picture).astype(np.float64), nan=0.0, posinf=255.0, neginf=0.0)
+    return Image.fromarray(np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)).convert("RGB")

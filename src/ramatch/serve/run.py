@@ -42,9 +42,7 @@ def serve(
     where = f"http://{shown}:{listener.getsockname()[1]}/"
     try:
         if host not in LOOPBACK_HOSTS and not settings.api_key:
-            say(
-                f"ramatch: WARNING: no API key is set, so whoever can reach {where} can use this server and all its time"
-            )
+            say(f"ramatch: WARNING: no API key is set: whoever can reach {where} can use this server and its time")
             say("ramatch: WARNING: set RAMATCH_API_KEY to ask clients for a key, or bind to 127.0.0.1 behind a proxy")
         if settings.workers > 1:
             from ramatch.serve.workers import supervise

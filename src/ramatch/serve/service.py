@@ -126,8 +126,8 @@ class Service:
         return self.named.put(name, checked)
 
     async def _vocabulary(self, labels: Labels) -> Any:
-        """Encoded, once for all who ask at a time; None for the recognizer's own. A long list is encoded in parts, which
-        the model keeps: others come in between, and it ends with the last client that waits for it."""
+        """Encoded, once for all who ask at a time; None for the recognizer's own. A long list is encoded in parts,
+        which the model keeps: others come in between, and it ends with the last client that waits for it."""
         if labels == self.own_labels:
             return None
         lock = self._encoding.setdefault(labels, asyncio.Lock())

@@ -16,8 +16,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class NamedVocabularies:
-    """Label lists by name. The bundled ones cannot be changed; the others, kept in `registered`, can be put and deleted.
-    Used from the event loop only, so it needs no lock."""
+    """Label lists by name. The bundled ones cannot be changed; those in `registered` can be put and deleted. Used from
+    the event loop only, so it needs no lock."""
 
     def __init__(self, max_registered: int, registered: MutableMapping[str, Labels]) -> None:
         self.max_registered, self._registered = max_registered, registered
