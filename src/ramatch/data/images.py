@@ -109,8 +109,8 @@ def _expand(path: Path, recursive: bool) -> list[Path]:
 
 
 def _walk(folder: Path, recursive: bool) -> list[Path]:
-    """Entries with a picture's name and folders that cannot be listed. With a list of its own instead of recursion, since
-    a folder may be thousands deep; links to folders are not followed, since they may lead in circles."""
+    """Entries with a picture's name and folders that cannot be listed. With a list of its own instead of recursion,
+    since a folder may be thousands deep; links to folders are not followed, since they may lead in circles."""
     found, waiting = [], [str(folder)]
     while waiting:
         inside = waiting.pop()

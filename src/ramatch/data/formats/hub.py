@@ -106,8 +106,8 @@ def _files(request: Request) -> list[Path]:
         folder = folder / _one_of(splits(folder), request)
     state = folder / "state.json"
     entries = expect(expect(read_json(state), dict, state).get("_data_files"), list, f"{state}: _data_files")
-    names = [expect(entry, dict, f"{state}: a data file").get("filename") for entry in entries]
-    names = [expect(name, str, f"{state}: the name of a data file") for name in names]
+    given = [expect(entry, dict, f"{state}: a data file").get("filename") for entry in entries]
+    names = [expect(name, str, f"{state}: the name of a data file") for name in given]
     if away := [name for name in names if Path(name).name != name]:
         raise RamatchError(f"{state}: {shown(away[0])} is not the name of a file beside it")
     return [folder / name for name in names]

@@ -48,8 +48,8 @@ def download(name: str) -> Path:
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError):
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") else ""
         raise RamatchError(
-            f"'{name}' is neither a file or folder here nor a model of the Hugging Face hub that is on this machine, and "
-            f"the hub cannot be reached{offline}; check the spelling, or download it once with network"
+            f"'{name}' is neither a file or folder here nor a model of the Hugging Face hub that is on this machine, "
+            f"and the hub cannot be reached{offline}; check the spelling, or download it once with network"
         ) from None
 
 

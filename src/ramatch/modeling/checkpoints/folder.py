@@ -113,8 +113,8 @@ def load_ram(
             f"the adapters in {folder} belong to backbone '{name}' with fingerprint {mark}, "
             f"but '{own.name}' has {own.fingerprint()}: its weights differ; give the right one"
         )
-    size = tuple(map(int, expect_numbers(wanted.get("image_size", own.preprocess.size), f"{folder}: image_size")))
-    own.preprocess = dataclasses.replace(own.preprocess, size=size)
+    size = expect_numbers(wanted.get("image_size", own.preprocess.size), f"{folder}: image_size")
+    own.preprocess = dataclasses.replace(own.preprocess, size=(int(size[0]), int(size[-1])))
     given = label_features or (folder / "label_features.safetensors" if wanted.get("given_labels") else None)
     if given is not None:
         own.set_label_features(given)
