@@ -185,3 +185,28 @@ def test_bad_calls_are_named(call, message):
     x, t, _, _ = make(n=10)
     with pytest.raises(RamatchError, match=message):
         call(x, t)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bias": float("inf")},
+        {"weights": [1e308, 1.0, 1.0]},
+        {"weights": "x"},
+        {"weights": None},
+        {"scale": [0.0, 0.0, 0.0]},
+        {"mean": [[1.0]]},
+        {"label_bias": [1.0]},
+        {"threshold": "a"},
+        {"spread": float("nan")},
+        {"labels": 3},
+        {"settings": 4},
+    ],
+)
+def test_a_hostile_file_is_refused(wrong: dict) -> None:
+    fitted = Calibrator.fit(torch.randn(30, 2, 3), torch.rand(30, 2) > 0.5).to_dict()
+    Calibrator.from_dict(fitted)
+    for part in ("tensors", "ramatch_calibrator"):
+        fitted[part] |= {name: value for name, value in wrong.items() if name in fitted[part]}
+    with pytest.raises(RamatchError, match="not a calibrator"):
+        Calibrator.from_dict(fitted)

@@ -294,7 +294,7 @@ def test_wrong_folders_are_named(tmp_path):
     cases = {
         tmp_path / "empty": "has no config.json",
         write("gpt", {"model_type": "gpt2"}): "is a 'gpt2' model; ramatch reads CLIP",
-        write("broken", "{"): "not readable as JSON",
+        write("broken", "{"): "not valid JSON",
         write("plain", dual): "BERT's own pooler",
         write("half", dual | {"ramatch": {"image_size": [28, 28]}}): "lacks global_pool, logit_scale",
         write(
@@ -345,5 +345,5 @@ def test_dinov2_kinds_we_do_not_read(tmp_path, kind):
 
 
 def test_hub_id_without_network():
-    with pytest.raises(RamatchError, match=r"'somebody/some-clip' is not on this machine.*download it once"):
+    with pytest.raises(RamatchError, match=r"'somebody/some-clip' is neither .* on this machine.*download it once"):
         Backbone.from_pretrained("somebody/some-clip")

@@ -23,6 +23,7 @@ from ramatch.evaluation.reliability import best_f1, calibration_report
 
 _TENSORS = ("weights", "bias", "mean", "scale", "label_bias", "label_variance")
 _VALUES = ("labels", "feature_names", "spread", "base_rate", "threshold")
+_MOST = 1e9  # of any number in a file
 
 
 @dataclass(frozen=True)
@@ -167,10 +168,19 @@ class Calibrator:
             raise RamatchError(f"not a calibrator: the tensors {', '.join(missing)} are missing")
         if tensors.get("curve"):  # earlier versions could bend the logistic by a second map
             raise RamatchError("this calibrator has a second map, which is no longer read; run ramatch calibrate again")
-        settings = {name: config["settings"][name] for name in ("l2", "per_label")}
-        fields: dict[str, Any] = {name: torch.tensor(tensors[name], dtype=torch.float64) for name in _TENSORS}
-        fields |= {name: tuple(v) if isinstance(v := config[name], list) else float(v) for name in _VALUES}
-        return cls(**fields, settings=CalibrationSettings(**settings))
+        try:
+            settings = {name: float(config["settings"][name]) for name in ("l2", "per_label")}
+            fields: dict[str, Any] = {name: torch.tensor(tensors[name], dtype=torch.float64) for name in _TENSORS}
+            fields |= {name: tuple(v) if isinstance(v := config[name], list) else float(v) for name in _VALUES}
+            numbers = [*(fields[name].flatten() for name in _TENSORS), torch.tensor([fields[n] for n in _VALUES[2:]])]
+            shapes = {fields[name].shape for name in ("weights", "mean", "scale")}
+            known = {len(fields["label_bias"]), len(fields["label_variance"]), len(fields["labels"])}
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise RamatchError(f"not a calibrator: a value is missing or of another kind ({error})") from None
+        sound = all((part.abs() <= _MOST).all() for part in numbers) and (fields["scale"] > 0).all()
+        if not (sound and len(shapes) == len(known) == 1 and fields["weights"].ndim == 1 and fields["bias"].ndim == 0):
+            raise RamatchError("not a calibrator: its numbers are infinite, or their sizes do not fit")
+        return cls(**fields, settings=CalibrationSettings(settings["l2"], bool(settings["per_label"])))
 
 
 def _check(features: Array, targets: Array) -> tuple[Tensor, Tensor]:

@@ -157,7 +157,8 @@ class MicroBatcher:
         finally:
             self.running = 0
             seconds = time.monotonic() - start
-            self._seconds_per_image += 0.2 * (seconds / len(jobs) - self._seconds_per_image)
+            before = self._seconds_per_image  # one slow batch, a first one say, must not make it refuse what comes
+            self._seconds_per_image += 0.2 * (min(seconds / len(jobs), 2 * before) - before)
             self.metrics.batch(len(jobs), seconds)
         for job, result in zip(jobs, results, strict=True):
             if not job.future.done():

@@ -82,10 +82,18 @@ class Service:
 
     async def warm_up(self) -> None:
         """One blank image with the default vocabulary: after it the first real answer is as quick as the rest."""
+        labels = self.default_labels()[1]
+
+        def first() -> Any:
+            """In the model's thread, before any request."""
+            vocabulary = None if labels == self.own_labels else self.recognizer.encode_vocabulary(list(labels))
+            blank = Picture(Image.new("RGB", (64, 64)), None, (64, 64))
+            self._predict(BatchKey(labels, None, False, vocabulary), [blank])
+            return vocabulary
+
         try:
-            labels = self.default_labels()[1]
-            key = BatchKey(labels, None, False, await self._vocabulary(labels))
-            await self.batcher.call(self._predict, key, [Picture(Image.new("RGB", (64, 64)), None, (64, 64))])
+            if (found := await self.batcher.call(first)) is not None:
+                self.encoded[labels] = found
         except ApiError:  # asked to stop before it has begun
             pass
         except Exception as error:  # the server stays up to say so
