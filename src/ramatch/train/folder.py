@@ -93,7 +93,7 @@ class RunFolder:
             found = file, checkpoint.load_checkpoint(file)
         if found is None:
             return None
-        began = TrainConfig.from_dict(found[1]["config"])  # with the defaults of settings that came later
+        began = TrainConfig.from_dict(found[1].get("config"))  # with the defaults of settings that came later
         if changed := differences(began.to_dict(), config.to_dict()):
             raise RamatchError(
                 f"cannot continue {found[0]}: these settings differ from the run's own: {'; '.join(changed)}. "

@@ -124,7 +124,11 @@ def train(
 def _begin(trainer: Trainer, task: LabelledTask, folder: RunFolder, state: dict[str, Any] | None) -> None:
     """Go to where an earlier session stopped, and write what is known before the first step."""
     if state is not None:
-        trainer.restore(state)
+        try:
+            trainer.restore(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            told = f"the checkpoint is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            raise RamatchError(f"{told}: remove it, and --resume auto takes the one before") from None
     config, here, data = task.config, trainer.here, task.data
     headline, place = data.train.summary.headline(), trainer.place
     if here.leader:

@@ -178,7 +178,7 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
         options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
         model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # before weights are touched
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise RamatchError(f"{folder / 'config.json'} is damaged or of another version ({reason})") from None
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
