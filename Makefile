@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OUT := demo-out
 SOURCES := src tests benchmarks scripts soak
 
-.PHONY: install demo test soak lint types docs tables bench clean
+.PHONY: install demo test soak lock lint types docs tables bench clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +30,10 @@ test: $(VENV)/.installed-dev lint types  ## linter, type checker, tests
 
 soak: $(VENV)/.installed-dev  ## faults, load and hostile input, counted: about a quarter of an hour on two cores
 	$(BIN)/python -m soak
+
+lock:  ## every package of the container with its hashes, into constraints/container.txt
+	uv pip compile pyproject.toml --extra serve --generate-hashes --no-annotate --custom-compile-command "make lock" -q \
+	  --python-version 3.12 --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/container.txt
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)

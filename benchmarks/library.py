@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.measure import errors_in_words
 from ramatch import Recognizer, read_annotations
 from ramatch.evaluation.metrics import mean_ap
 from ramatch.library import Library
@@ -161,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors_in_words(main)

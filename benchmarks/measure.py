@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -11,9 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+
+from ramatch.errors import RamatchError
 
 GIB = 1 << 30
 
@@ -210,3 +213,11 @@ def run_line(
         report(entry)
     report(Row(f"{name}: line took", time.perf_counter() - begun, "s"))
     return found
+
+
+def errors_in_words(main: Callable[[], int | None]) -> NoReturn:
+    """Run a benchmark's `main` as the command line does: what is wrong is said in one line, with an exit code."""
+    try:
+        sys.exit(main())
+    except (RamatchError, OSError) as error:
+        sys.exit(f"error: {error}")

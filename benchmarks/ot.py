@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks.measure import errors_in_words
 from ramatch.ot import match_scores, solve_batch
 from ramatch.ot._loops import has_kernels
 
@@ -299,4 +300,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors_in_words(main)

@@ -21,6 +21,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.measure import errors_in_words
 from ramatch import assets
 from ramatch.data.images import load_image
 from ramatch.errors import RamatchError
@@ -358,4 +359,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors_in_words(main)

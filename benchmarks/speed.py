@@ -26,7 +26,7 @@ from .lines_cpu import CPU_LINES
 from .lines_profile import PROFILE_LINES
 from .lines_test import TEST_LINES
 from .lines_train import TRAIN_LINES
-from .measure import Row, run_line
+from .measure import Row, errors_in_words, run_line
 from .models import Bench, Line
 
 LINES: dict[str, Line] = {**TEST_LINES, **TRAIN_LINES, **PROFILE_LINES, **CPU_LINES}
@@ -158,4 +158,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    errors_in_words(main)

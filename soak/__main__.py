@@ -12,7 +12,7 @@ from pathlib import Path
 
 from soak.report import HEAD, Soak, write_json
 
-PARTS = ("solver", "threads", "files", "images", "training", "server")
+PARTS = ("solver", "threads", "files", "images", "training", "saving", "server")
 
 
 def run(soak: Soak, parts: Sequence[str]) -> None:

@@ -143,6 +143,9 @@ def model_folder(rng: random.Random, folder: Path, world: World) -> tuple[str, C
     files = sorted(p for p in (folder / "model").rglob("*") if p.is_file())
     (folder / "p.png").write_bytes(PICTURE)
     what = spoil(rng, rng.choice(files))
+    if rng.random() < 0.8:  # with its list of hashes hardly any damage would get as far as a parser
+        (folder / "model" / "SHA256SUMS.txt").unlink()
+        what += ", no hashes"
     return what, lambda: command("tag", folder / "p.png", "--labels", "cat,dog", "--model", folder / "model")
 
 

@@ -18,7 +18,8 @@ from soak.report import Soak
 from soak.servers import Server
 from soak.worlds import LABELS, tiny_model
 
-MOST = 2048 * MIB  # two decoders at the limit of 100 million pixels, and the program itself
+MOST = 2560 * MIB  # two decoders at 100 million pixels of 4 bytes, decoded and as RGB, and the program itself
+SERVER_MOST = 2048 * MIB  # the same at the server's 50 million
 NUMBER = re.compile(r"(n\d{6})")
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 ANSWERED = "every picture is answered, or named as failed and counted"
@@ -115,9 +116,9 @@ def _server(soak: Soak, model: Path) -> None:
         start = time.monotonic()
         with Server(model, soak.folder("log") / f"{name}.log") as server:
             misses = _post(server, [make()] * 2) + server.faults() + [server.ready_within(5)]
-            if server.peak > MOST:
+            if server.peak > SERVER_MOST:
                 misses.append(f"peak memory {server.peak / MIB:.0f} MiB")
-            soak.check(f"{name}, server", f"{ANSWERS}, below {MOST // MIB} MiB", misses, cases=2, since=start)
+            soak.check(f"{name}, server", f"{ANSWERS}, below {SERVER_MOST // MIB} MiB", misses, cases=2, since=start)
 
 
 def _post(server: Server, pictures: Iterable[bytes]) -> list[str]:

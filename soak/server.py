@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 
-from soak import hostile_http
+from soak import hostile_http, workers
 from soak.load import Answers, closed_loop, open_loop, tag_requests
 from soak.process import MIB
 from soak.report import Soak
@@ -40,7 +40,9 @@ class MemoryLog:
 
 def run(soak: Soak) -> None:
     run_load(soak)
-    hostile_http.run(soak, tiny_model(soak.folder("model")))
+    model = tiny_model(soak.folder("model"))
+    hostile_http.run(soak, model)
+    workers.run(soak, model)
 
 
 def run_load(soak: Soak) -> None:

@@ -19,15 +19,17 @@ def _helpers() -> None:
 
 
 def tiny_model(folder: Path) -> Path:
-    """A model folder that stands alone."""
+    """A model folder that stands alone, calibrated at random."""
     _helpers()
     import torch
     from tiny_models import tiny_ram
 
     from ramatch import Recognizer
+    from ramatch.evaluation.calibration import Calibrator
 
     torch.manual_seed(0)
-    Recognizer(tiny_ram()).save_pretrained(folder, with_backbone=True)
+    calibrator = Calibrator.fit(torch.randn(40, 4, 3), torch.rand(40, 4) > 0.5)
+    Recognizer(tiny_ram(), calibrator=calibrator).save_pretrained(folder, with_backbone=True)
     return folder
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "ramatch"
 TREES = ("src", "tests", "benchmarks", "scripts")
 LINE_LENGTH, FUNCTION_LINES, PARAMETERS = 120, 60, 8
-PACKAGE_LINES = 18_950
+PACKAGE_LINES = 19_550
 
 BACK_IMPORTS: set[str] = {
     "prediction.py → viz",
@@ -32,13 +32,9 @@ LARGE_FUNCTIONS: dict[str, str] = {
     "ot/solver.py:solve_batch": "POT's signature",
 }
 
-FORMATTER_SWITCHES: dict[str, int] = {
-    "src/ramatch/serve/settings.py": 2,
-}
+FORMATTER_SWITCHES: dict[str, int] = {}
 
-LONG_LINES: dict[str, int] = {
-    "src/ramatch/serve/settings.py": 1,
-}
+LONG_LINES: dict[str, int] = {}
 
 
 def sources(*trees: str) -> list[Path]:

@@ -352,7 +352,8 @@ def test_adapters_apart_from_their_backbone(tmp_path):
     ram.backbone.name = str(tmp_path / "tower")
     recognizer = Recognizer(ram)
     recognizer.save_pretrained(tmp_path / "adapters")
-    assert sorted(p.name for p in (tmp_path / "adapters").iterdir()) == ["config.json", "ram.safetensors"]
+    written = sorted(p.name for p in (tmp_path / "adapters").iterdir())
+    assert written == ["SHA256SUMS.txt", "config.json", "ram.safetensors"]
     assert size_of(tmp_path / "adapters") < size_of(tmp_path / "tower") / 2
     assert size_of(tmp_path / "adapters") < 400_000
     recognizer.set_vocabulary(LABELS)

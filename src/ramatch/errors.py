@@ -18,3 +18,10 @@ def require(module: str, extra: str) -> ModuleType:
         raise RamatchError(
             f"this needs the package '{module.split('.')[0]}': pip install 'ramatch[{extra}]'"
         ) from error
+
+
+def printable(text: object) -> str:
+    """Text for a terminal or a log: control and escape characters of a stranger's file name, label or message shown as
+    codes."""
+    known = str(text).encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in known)

@@ -26,6 +26,7 @@ from .files import read_json, write_json
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
+from .modeling.checkpoints.hashes import write_hashes
 from .modeling.checkpoints.loading import BUNDLED, bundled_model
 from .modeling.fuse import fuse
 from .modeling.graph import GraphedRAM
@@ -138,6 +139,7 @@ class Recognizer:
         save_ram(self.ram, folder, with_backbone=with_backbone, weights=weights)
         if self.calibrator is not None:
             write_json(Path(folder) / "calibration.json", self.calibrator.to_dict())
+            write_hashes(folder)
 
     @property
     def device(self) -> torch.device:

@@ -346,7 +346,7 @@ def test_without_labels_a_general_vocabulary_is_used(tag, photos):
 def test_models_that_are_not_there(ramatch, photos, tmp_path):
     image = photos / "img1.png"
     ramatch("tag", image, "--labels", "cat", "--model", "nobody/no-such-clip").refused(
-        "'nobody/no-such-clip' is not on this machine", "HF_HUB_OFFLINE"
+        "'nobody/no-such-clip' is neither a file or folder here nor a model", "HF_HUB_OFFLINE"
     )
     ramatch("tag", image, "--labels", "cat", "--model", tmp_path / "no" / "model").refused("no such file or folder")
     (tmp_path / "other").mkdir()
@@ -408,3 +408,38 @@ def test_a_terminal_that_cannot_show_everything(model, tmp_path):
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, b"")
     assert out.decode("ascii").splitlines()[1] == "  cat   1.00  " + 20 * "?"  # one label alone: relative, so 1
+
+
+# ------------------------------------------------------------------------------------------------ hostile names
+
+
+def test_cells_that_begin_like_formulas_are_quoted(tag, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(photos)
+    photo = Path("img1.png").rename("=cmd|' C calc'!A0.png")
+    labels = tmp_path / "labels.txt"
+    labels.write_text("=HYPERLINK(x)\n+1\n@SUM(1)\n-2\nplain = word\n")
+    rows = list(csv.reader(io.StringIO(tag(photo, "--labels-file", labels, "--format", "csv", "--top", 9).out)))[1:]
+    assert len(rows) == 5
+    assert sorted(row[1] for row in rows) == ["'+1", "'-2", "'=HYPERLINK(x)", "'@SUM(1)", "plain = word"]
+    assert {row[0] for row in rows} == {"'=cmd|' C calc'!A0.png"}
+    assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "@", "\t", "\r")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names as bytes")
+def test_names_that_are_not_text_reach_neither_terminal_nor_traceback(tag, photos, tmp_path):
+    content = (photos / "img1.png").read_bytes()
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name in (b"caf\xe9.png", b"\x1b[31mred.png", b"\xc2\x9b2J.png"):
+        with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+            file.write(content)
+    with open(os.path.join(os.fsencode(folder), b"\x1b]0;broken\x07.png"), "wb") as file:
+        file.write(b"broken")
+    for style in ("table", "csv", "json", "jsonl"):
+        for out in ((), ("--out", tmp_path / "out.txt")):
+            result = tag(folder, "--labels", "red,blue", "--format", style, *out)
+            assert result.code == 1
+            assert "could not read" in result.err
+            shown = result.err + (result.out if style in ("table", "csv") else "")
+            assert not [c for c in shown if not c.isprintable() and c != "\n"]
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8").count('"image"') == 3

@@ -121,6 +121,8 @@ def test_eval_of_a_plain_table_with_named_unseen_labels(ramatch, world, tmp_path
         writer.writerows([world / "data" / path, ";".join(shown)] for path, shown in rows)
     (tmp_path / "unseen.txt").write_text("\n".join(UNSEEN))
     options = ("eval", "--model", world / "model", "--data", tmp_path / "test.csv", *CPU)
+    ramatch(*options).refused("none of its", "images_root")  # tables are not followed out of their folder
+    options = (*options, "--images-root", world / "data")
     result = ramatch(*options, "--protocol", "zsl", "--unseen", tmp_path / "unseen.txt", "--json", tmp_path / "r.json")
     assert result.code == 0
     assert json.loads((tmp_path / "r.json").read_text())["labels"] == len(UNSEEN)

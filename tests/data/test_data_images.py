@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import struct
+import subprocess
 import zlib
 from pathlib import Path
 
@@ -318,3 +320,66 @@ def test_find_images_with_nothing_to_find(tmp_path: Path) -> None:
 def test_name_with_glob_characters_is_taken_literally(tmp_path: Path) -> None:
     (tmp_path / "a[1].png").touch()
     assert [p.name for p in find_images(str(tmp_path / "a[1].png"))] == ["a[1].png"]
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    whole = encoded(Image.new("RGB", (160, 120), (9, 99, 199)), "JPEG", progressive=True)
+    scan = whole[whole.rindex(b"\xff\xda") : -2]
+    few, many = whole[:-2] + scan * 50 + whole[-2:], whole[:-2] + scan * 20_000 + whole[-2:]
+    assert load_image(few).size == (160, 120)
+    (tmp_path / "many.jpg").write_bytes(many)
+    for source in (many, tmp_path / "many.jpg", io.BytesIO(many)):
+        with pytest.raises(ImageTooLargeError, match=r"JPEG of 20,0\d\d scans"):
+            load_image(source)
+    large = encoded(Image.new("RGB", (8_000, 8_000)), "JPEG", progressive=True)
+    scan = large[large.rindex(b"\xff\xda") : -2]
+    with pytest.raises(ImageTooLargeError, match="scans"):
+        load_image(large[:-2] + scan * 20 + large[-2:])
+
+
+def test_scans_are_counted_across_the_parts_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = encoded(Image.new("RGB", (64, 48)), "JPEG", progressive=True)
+    monkeypatch.setattr("ramatch.data.images.MAX_SCANS", whole.count(b"\xff\xda") - 1)
+
+    class Bytewise(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(1 if size == 1 << 20 else size)
+
+    with pytest.raises(ImageTooLargeError, match="scans"):
+        load_image(Bytewise(whole))
+
+
+def test_deep_grey_is_converted_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (70, 50), dtype=np.uint16)
+    content = encoded(Image.fromarray(values), "PNG")
+    whole = load_image(content)
+    np.testing.assert_array_equal(np.asarray(whole)[..., 0], np.rint(values * (255 / 65535)))
+    monkeypatch.setattr("ramatch.data.images.STRIP", 333)
+    assert load_image(content).tobytes() == whole.tobytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_what_is_no_file_is_named_and_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "dangling.png").symlink_to("nowhere.png")
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    (tmp_path / "folder.png").mkdir()
+    found = [path.name for path in find_images(tmp_path)]
+    assert found == ["dangling.png", "device.png", "loop.png", "pipe.png"]
+    for name in (*found, "folder.png"):
+        with pytest.raises(ImageError, match=r"pipe or device|no such file|symbolic links|is a folder"):
+            load_image(tmp_path / name)
+
+
+def test_a_folder_a_thousand_deep(tmp_path: Path) -> None:
+    deep = str(tmp_path)
+    for _ in range(1200):
+        deep += "/d"
+        os.mkdir(deep)
+    Path(deep, "a.png").write_bytes(encoded(Image.new("RGB", (3, 3)), "PNG"))
+    try:
+        [found] = find_images(tmp_path)
+        assert load_image(found).size == (3, 3)
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=False)  # shutil would recurse

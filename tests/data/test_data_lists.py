@@ -141,10 +141,25 @@ def test_images_root_and_remembered_root(tmp_path: Path) -> None:
     assert len(read_annotations(path, images_root=tmp_path / "far")) == 1
     with pytest.raises(RamatchError, match="no such folder"):
         read_annotations(path, images_root=tmp_path / "nowhere")
-    put_json(path, {**content, "root": str(tmp_path / "far")})
-    assert len(read_annotations(path)) == 1
-    put_json(path, {**content, "root": "../far"})
-    assert len(read_annotations(path)) == 1
+    for outside in (str(tmp_path / "far"), "../far"):
+        put_json(path, {**content, "root": outside})
+        with pytest.raises(RamatchError, match=r"its root .* lies outside its folder: name it as images root"):
+            read_annotations(path)
+    (tmp_path / "near" / "link").symlink_to(tmp_path / "far")
+    for inside in ("link", str(tmp_path / "near" / "link")):
+        put_json(path, {**content, "root": inside})
+        assert len(read_annotations(path)) == 1
+
+
+def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    put(tmp_path / "far", "p/a.png")
+    put(tmp_path / "near", "b.png")
+    for name in (str(tmp_path / "far" / "p" / "a.png"), "../far/p/a.png", "x/../../far/p/a.png"):
+        path = put_json(tmp_path / "near" / "train.json", {"classes": ["x"], "images": [[name, ["x"]], ["b.png", []]]})
+        found = read_annotations(path)
+        assert [record.key for record in found] == ["b.png"]
+        assert found.summary.count("missing image") == 1
+        assert len(read_annotations(path, images_root=tmp_path / "far")) == 2
 
 
 @pytest.mark.parametrize(

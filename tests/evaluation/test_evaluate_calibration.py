@@ -213,3 +213,40 @@ def test_bad_calls_are_named(call, message):
     x, t, _, _ = make(n=10)
     with pytest.raises(RamatchError, match=message):
         call(x, t)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bias": float("inf")},
+        {"weights": [1e308, 1.0, 1.0]},
+        {"weights": "x"},
+        {"weights": None},
+        {"scale": [0.0, 0.0, 0.0]},
+        {"mean": [[1.0]]},
+        {"doubt": [[1.0]]},
+        {"doubt": [float("nan")]},
+        {"doubt": "x"},
+        {"threshold": "a"},
+        {"base_rate": float("nan")},
+        {"feature_names": 3},
+    ],
+)
+def test_a_hostile_file_is_refused(wrong: dict) -> None:
+    fitted = Calibrator.fit(torch.randn(30, 2, 3), torch.rand(30, 2) > 0.5).to_dict()
+    fitted["tensors"]["doubt"] = [0.5, 1.0]
+    Calibrator.from_dict(fitted)
+    for part in ("tensors", "ramatch_calibrator"):
+        fitted[part] |= {name: value for name, value in wrong.items() if name in fitted[part]}
+    for hostile in (fitted, {**fitted, "tensors": wrong}, {**fitted, "ramatch_calibrator": 3}, 3):
+        with pytest.raises(RamatchError, match="not a calibrator"):
+            Calibrator.from_dict(hostile)
+
+
+def test_doubt_of_another_model_is_named() -> None:
+    x, t, _, _ = make(labels=12)
+    calibrator = Calibrator.fit(x, t).with_doubt([Evidence(x, t, words(12))])
+    shorter = Words(words(12).unit[:, :5])
+    for ask in (lambda: calibrator(x, shorter), lambda: calibrator.trust(shorter)):
+        with pytest.raises(RamatchError, match="text features of 16 numbers, here are 5"):
+            ask()

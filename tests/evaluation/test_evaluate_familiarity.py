@@ -54,15 +54,25 @@ def test_labels_carry_it_but_not_in_training(ram, known):
 
 
 def test_round_trip_in_few_bytes(ram, known, tmp_path):
-    assert load_known(tmp_path) is None
+    dim = known.unit.shape[1]
+    assert load_known(tmp_path, dim) is None
     save_known(known, tmp_path)
     names = ["dog", "violin", "xqzt", "lorry", "23"]
-    again = load_known(tmp_path)
+    again = load_known(tmp_path, dim)
     np.testing.assert_allclose(familiarity(ram, again, names), familiarity(ram, known, names), atol=0.03)
     assert (tmp_path / "known.safetensors").stat().st_size < 1.1 * known.unit.numel() + 10_000
     save_file({"rows": torch.zeros(3, 4)}, tmp_path / "known.safetensors")
     with pytest.raises(RamatchError, match=r"scale, weights missing; calibrate again"):
-        load_known(tmp_path)
+        load_known(tmp_path, dim)
+    for sizes in ((60, dim, 60, 4), (60, 4, 60, 4), (60, dim, 3, 4), (60, dim, 60, 3)):
+        rows, width, scales, weights = sizes
+        tensors = {"rows": torch.ones(rows, width, dtype=torch.int8), "scale": torch.ones(scales, 1)}
+        save_file(tensors | {"weights": torch.ones(weights)}, tmp_path / "known.safetensors")
+        if sizes == (60, dim, 60, 4):
+            assert load_known(tmp_path, dim) is not None
+        else:
+            with pytest.raises(RamatchError, match="sizes that do not fit"):
+                load_known(tmp_path, dim)
 
 
 def test_a_known_word_is_not_compared_with_itself():

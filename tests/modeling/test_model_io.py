@@ -9,8 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import backbone, close, pixels, tiny_ram
 
+from ramatch import Recognizer
 from ramatch.errors import RamatchError
+from ramatch.modeling.checkpoints.files import read_weights
 from ramatch.modeling.checkpoints.folder import is_model_folder, load_ram, save_backbone, save_ram
+from ramatch.modeling.checkpoints.hashes import LIST, check_hashes
+from ramatch.modeling.checkpoints.loading import bundled_model, load_backbone
 from ramatch.modeling.ram import RAM
 
 NAMES = ["cat", "red traffic light", "kite"]
@@ -27,7 +31,7 @@ def test_adapters_alone(tmp_path, name, kind):
         expected = ram(pixels(), NAMES)
     save_ram(ram, tmp_path / "m")
     assert is_model_folder(tmp_path / "m")
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "ram.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["SHA256SUMS.txt", "config.json", "ram.safetensors"]
     assert not any(k.startswith("backbone") for k in load_file(tmp_path / "m" / "ram.safetensors"))
     again = load_ram(tmp_path / "m", backbone=backbone(kind))
     with torch.no_grad():
@@ -97,6 +101,7 @@ def test_given_label_features_travel_along(tmp_path):
 
 def test_damaged_folders_are_named(tmp_path):
     save_ram(tiny_ram(), tmp_path)
+    (tmp_path / LIST).unlink()  # which would notice every change before
     config = json.loads((tmp_path / "config.json").read_text())
     good = load_file(tmp_path / "ram.safetensors")
 
@@ -124,3 +129,52 @@ def test_damaged_folders_are_named(tmp_path):
     with pytest.raises(RamatchError, match=r"config\.json"):
         load_ram(tmp_path / "none")
     assert not is_model_folder(tmp_path / "none")
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    save_ram(tiny_ram(), tmp_path, with_backbone=True)
+    listed = [line.split("  ")[1] for line in (tmp_path / LIST).read_text().splitlines()]
+    assert {"config.json", "ram.safetensors", "backbone/config.json", "backbone/model-vision.safetensors"} <= set(
+        listed
+    )
+    load_ram(tmp_path)
+    for name in listed:
+        good = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+        for load in (load_ram, load_backbone):
+            with pytest.raises(RamatchError, match=rf"{name} is not the file that was saved .* copy the folder again"):
+                load(tmp_path)
+        (tmp_path / name).write_bytes(good)
+    (tmp_path / LIST).write_text("00  ../outside\n")
+    with pytest.raises(RamatchError, match="no line of a list of hashes"):
+        load_ram(tmp_path)
+    (tmp_path / LIST).unlink()
+    load_ram(tmp_path)  # folders from before have none
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "{}", '{"format": "rbmatch"}', '{"model_type": "clip"}'])
+def test_a_damaged_config_does_not_make_it_another_model(tmp_path, config):
+    save_ram(tiny_ram(), tmp_path, with_backbone=True)
+    (tmp_path / LIST).unlink()
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(RamatchError, match=r"config\.json"):
+        Recognizer.from_pretrained(tmp_path, device="cpu")
+
+
+def test_the_bundled_model_is_the_one_that_was_saved():
+    folder = bundled_model("ramatch-mini")
+    assert (folder / LIST).is_file()
+    check_hashes(folder)
+
+
+def test_an_index_names_weights_in_its_own_folder_only(tmp_path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "away.safetensors")
+    (tmp_path / "model").mkdir()
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    for away in ("../away.safetensors", str(tmp_path / "away.safetensors"), 3):
+        index.write_text(json.dumps({"weight_map": {"a": away}}))
+        with pytest.raises(RamatchError, match=r"outside its folder|safetensors|3"):
+            read_weights(tmp_path / "model")
+    index.write_text('{"weight_map": []}')
+    with pytest.raises(RamatchError, match="weight_map"):
+        read_weights(tmp_path / "model")

@@ -15,6 +15,7 @@ from ramatch.cli import main
 from ramatch.config import WEIGHTS
 from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import convert, load_ram, load_saved_backbone, save_ram
+from ramatch.modeling.checkpoints.hashes import LIST
 from ramatch.modeling.checkpoints.packing import MOST_LOST, SHORTEST, pack, quantize, unpack
 from ramatch.modeling.known import LEAST, Known
 
@@ -98,6 +99,7 @@ def test_a_row_of_zeros_stays_one():
 
 def test_a_damaged_scale_is_named(tmp_path):
     save_ram(tiny_ram(), tmp_path, with_backbone=True, weights="int8")
+    (tmp_path / LIST).unlink()
     file = tmp_path / "backbone" / "model-text.safetensors"
     good = load_file(file)
     name = "text.blocks.1.fc1.weight"
@@ -125,6 +127,7 @@ def test_halves_as_they_were_written_before(tmp_path):
     """Folders of earlier versions have their scales in halves, and words without one where all are zero."""
     ram = tiny_ram()
     save_ram(ram, tmp_path, with_backbone=True, weights="fp16")
+    (tmp_path / LIST).unlink()
     file = tmp_path / "backbone" / "model-text.safetensors"
     tensors = load_file(file)
     scale = tensors["text.tokens.weight.scale"].half()
@@ -154,7 +157,7 @@ def test_a_folder_is_converted_with_all_that_lies_in_it(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == str(small)
     after = read_folder(small)
     assert after.keys() == before.keys()
-    for name in before:
+    for name in before.keys() - {LIST}:  # `load_ram` below reads the new one
         if name.endswith(".safetensors") and name != "known.safetensors":  # which is in int8 already
             assert len(after[name]) < 0.45 * len(before[name])  # the tensors are tiny: names take some
         else:

@@ -217,3 +217,26 @@ OK = torch.rand(2, 3, 4)
 def test_what_is_refused(match, args, options):
     with pytest.raises(RamatchError, match=match):
         solve_batch(*args, **options)
+
+
+def test_huge_starting_potentials_do_not_drown_the_costs() -> None:
+    M = torch.rand(2, 3, 5, dtype=torch.float64) * 40
+    right = solve_batch(M, 0.5, max_iter=2000, tol=1e-10, method="log")
+    for value in (-1e30, 1e20, 1e4):
+        start = (torch.zeros(2, 3), torch.full((2, 5), value))
+        found = solve_batch(M, 0.5, max_iter=2000, tol=1e-10, method="log", potentials_init=start)
+        assert found.converged.all()
+        torch.testing.assert_close(found.plan, right.plan, atol=1e-9, rtol=0)
+
+
+def test_converged_means_that_the_plan_has_the_sums() -> None:
+    """Costs of 1e14 eps leave the potentials no digits for the plan."""
+    M = torch.rand(40, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e6
+    found = solve_batch(M, 1e-8, max_iter=300, tol=1e-6, method="log")
+    gaps = (found.plan.sum(2) - 1 / 5).abs().sum(1)
+    assert (gaps[found.converged] < 1e-5).all()
+
+
+def test_a_tolerance_that_is_no_number_is_refused() -> None:
+    with pytest.raises(RamatchError, match="tol"):
+        solve_batch(torch.rand(1, 2, 3), 0.1, tol=float("nan"))

@@ -386,5 +386,5 @@ def test_fields_that_a_config_leaves_out(kind):
 
 
 def test_hub_id_without_network():
-    with pytest.raises(RamatchError, match=r"'somebody/some-clip' is not on this machine.*download it once"):
+    with pytest.raises(RamatchError, match=r"'somebody/some-clip' is neither .* on this machine.*download it once"):
         Backbone.from_pretrained("somebody/some-clip")

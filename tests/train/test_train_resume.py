@@ -20,7 +20,7 @@ from train_tiny import tiny_config, tiny_values
 from ramatch.errors import RamatchError
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
-from ramatch.train.folder import read_log
+from ramatch.train.folder import RunFolder, read_log
 from ramatch.train.interrupt import Interrupted
 from ramatch.train.run import train
 
@@ -199,3 +199,26 @@ def test_changed_data_and_backbone_are_refused(tiny: Path, tmp_path: Path) -> No
     save_backbone(tiny_backbone(seed=9), tmp_path / "backbone")
     with pytest.raises(RamatchError, match="the backbone is not what the run began with"):
         quiet(config, resume="auto")
+
+
+def test_only_damaged_checkpoints_do_not_start_anew_without_a_word(tiny: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny, output=str(tmp_path), epochs=2, checkpoint__every=2)
+    quiet(config)
+    for path in checkpoint.list_checkpoints(tmp_path / "checkpoints"):
+        path.write_bytes(b"damaged")
+        with pytest.raises(RamatchError, match="not a checkpoint that can be read safely"):
+            checkpoint.load_checkpoint(path)
+    with pytest.raises(RamatchError, match=r"none of the \d+ checkpoints in .* can be read"):
+        quiet(config, resume="auto")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_one_training_at_a_time_in_a_folder(tiny: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.locked():
+        for resume in (False, "auto"):
+            with pytest.raises(RamatchError, match="another training runs in"):
+                quiet(tiny_config(tiny, output=str(tmp_path / "run"), epochs=1), resume=resume)
+    assert not folder.path.exists()  # nothing began
+    with folder.locked(), RunFolder(tmp_path / "other").locked():
+        pass

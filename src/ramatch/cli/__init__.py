@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
-from ..errors import RamatchError
+from ..errors import RamatchError, printable
 from ..memory import use_growing_segments
 
 EXAMPLES = """examples:
@@ -84,5 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    else:
+        text = str(error)
+    return "\n".join(map(printable, text.split("\n")))

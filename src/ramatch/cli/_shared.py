@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..assets import GENERAL, vocabulary, vocabulary_names
 from ..config import MATCHERS
-from ..errors import RamatchError
+from ..errors import RamatchError, printable
 from ..labels import parse_labels, read_labels
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ def load_recognizer(arguments: argparse.Namespace, **options: Any) -> Recognizer
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What `add_model` asked for beside the model, as `Recognizer.from_pretrained` takes it."""
     return {name: getattr(arguments, name) for name in ("device", "label_features", "backbone")}
+
+
+def cell(text: str) -> str:
+    """Text of a CSV that a spreadsheet does not run: what begins like a formula is quoted."""
+    text = printable(text)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
 @contextlib.contextmanager

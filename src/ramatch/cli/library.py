@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RamatchError
-from ._shared import add_kinds, add_model, count, load_recognizer, share
+from ..errors import RamatchError, printable
+from ._shared import add_kinds, add_model, cell, count, load_recognizer, share
 
 if TYPE_CHECKING:
     from ..library import Hit, Library
@@ -134,11 +134,11 @@ def _print(hits: list[Hit], style: str) -> None:
         names = ["image", "probability", "relative", "similarity", "date", "size", "width", "height"]
         writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({**row, "image": cell(row["image"])} for row in rows)
     else:
         for hit, row in zip(hits, rows, strict=True):
             labels = "  ".join(f"{label} {p:.2f}" for label, p in hit.labels.items())
-            print(f"{hit.probability:5.2f}  {row['image']}  {labels}".rstrip())
+            print(f"{hit.probability:5.2f}  {printable(row['image'])}  {printable(labels)}".rstrip())
         if not hits:
             print("no photo fits", file=sys.stderr)
 

@@ -25,6 +25,10 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--queue", type=count, metavar="N", help="requests that may wait; more are answered 429")
     parser.add_argument("--window-ms", type=float, metavar="T", help="how long a batch waits for company")
     parser.add_argument("--batch-size", type=count, metavar="N", help="most images in one pass")
+    add = parser.add_argument
+    add("--allow-host", action="append", metavar="NAME", help="name the server is called by; may be repeated")
+    add("--workers", type=count, metavar="N", help="processes, each with the model; one that dies is replaced")
+    add("--access-log", metavar="F", help="one line of JSON a request, rotated; - for stderr")
     parser.add_argument("--cors", action="append", metavar="ORIGIN", help="allow pages of this origin; may be repeated")
     parser.set_defaults(run=run)
 
@@ -37,6 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         "queue_size": arguments.queue,
         "window_s": None if arguments.window_ms is None else arguments.window_ms / 1000,
         "max_batch": arguments.batch_size,
+        "allowed_hosts": tuple(arguments.allow_host) if arguments.allow_host else None,
+        "workers": arguments.workers,
+        "access_log": arguments.access_log,
         "cors_origins": tuple(arguments.cors) if arguments.cors else None,
         "api_key": os.environ.get("RAMATCH_API_KEY"),  # set but empty is a slip: refused, like any short one
     }

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ..assets import GENERAL
-from ..errors import RamatchError
-from ._shared import add_labels, add_matcher, add_model, cleaning_up, count, labels_of, load_recognizer, share
+from ..errors import RamatchError, printable
+from ._shared import add_labels, add_matcher, add_model, cell, cleaning_up, count, labels_of, load_recognizer, share
 
 if TYPE_CHECKING:
     from ..prediction import Prediction
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _answer(answers, sys.stdout, arguments)
     for path, reason in failed:
-        print(f"ramatch: could not read {path}: {reason}", file=sys.stderr)
+        print(f"ramatch: could not read {printable(path)}: {printable(reason)}", file=sys.stderr)
     if failed:
         print(f"ramatch: {len(failed)} of {total} images could not be read", file=sys.stderr)
     return 1 if failed else 0
@@ -108,7 +108,8 @@ def _spare_pictures(arguments: argparse.Namespace, paths: list[Path]) -> None:
 
 
 def _answer_file(answers: Iterator[Prediction], path: Path, arguments: argparse.Namespace) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    # a name that is not UTF-8 gets a stand-in, not a crash
+    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         _answer(answers, file, arguments)
 
 
@@ -169,10 +170,14 @@ class Format(NamedTuple):
 
 
 def _table(answer: dict[str, Any]) -> str:
-    entries, calibrated = answer["labels"], answer["calibrated"]
-    lines, width = [answer["image"]], max((len(entry["label"]) for entry in entries), default=0)
+    entries = [{**entry, "label": printable(entry["label"])} for entry in answer["labels"]]
+    calibrated, width = answer["calibrated"], max((len(entry["label"]) for entry in entries), default=0)
+    lines = [printable(answer["image"])]
     for entry in entries:
-        value, mark = entry.get("probability", entry.get("relative")), " " if entry["calibrated"] == calibrated else "?"
+        value, mark = (
+            entry["probability" if calibrated else "relative"],
+            " " if entry["calibrated"] == calibrated else "?",
+        )
         lines.append(f"  {entry['label']:<{width}}  {value:5.2f}{mark} {'█' * round(20 * value)}".rstrip())
     if not entries:
         lines.append("  (no label reaches the threshold)")
@@ -190,7 +195,8 @@ def _jsonl(answer: dict[str, Any]) -> str:
 def _csv(answer: dict[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([answer["image"], *(e.get(name) for name in COLUMNS)] for e in answer["labels"])
+    image, rest = cell(answer["image"]), COLUMNS[1:]
+    writer.writerows([image, cell(e["label"]), *(e.get(name) for name in rest)] for e in answer["labels"])
     return text.getvalue()
 
 

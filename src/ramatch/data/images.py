@@ -10,7 +10,8 @@ import glob
 import io
 import os
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_PIXELS = 100_000_000
 MAX_SIDE = 65_535  # JPEG's own limit; a strip of one pixel by millions is no picture, and resizing it needs gigabytes
+MAX_SCANS = 300  # of a JPEG; encoders write about ten, and a hostile file of 2 MB holds a decoder for minutes with more
+MAX_WORK = 1_000_000_000  # scans x pixels: the largest picture in ten scans
+STRIP = 1 << 22  # pixels that are converted to RGB at a time
+_ORIENTATION = 0x0112  # EXIF
 
 
 class ImageError(RamatchError):
@@ -58,6 +63,8 @@ def load_image(source: Any, *, max_pixels: int | None = MAX_PIXELS, name: str | 
     try:
         with nullcontext(source) if isinstance(source, Image.Image) else _open(source) as picture:
             _check_size(*picture.size, max_pixels)
+            if picture.format == "JPEG" and getattr(picture, "fp", None) is not None:
+                _check_scans(picture)
             picture.load()
             return _to_rgb(_upright(picture))
     except ImageError as error:
@@ -76,7 +83,8 @@ def find_images(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[
     """All pictures named by files, folders and glob patterns (`**` allowed), each once, in natural order.
 
     A file named outright is taken whatever its extension (decoding decides); folders and patterns give files
-    with a picture's extension, hidden ones left out. Nothing found is an error.
+    with a picture's extension, hidden ones left out. What bears such a name but is no readable file (a dangling link, a
+    pipe), and a folder that may not be entered, are named too: decoding says what is wrong. Nothing found is an error.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     found = dict.fromkeys(path for item in given for path in _expand(Path(os.path.expanduser(item))))
@@ -87,12 +95,33 @@ def find_images(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[
 
 
 def _expand(path: Path) -> list[Path]:
-    if path.exists() and not path.is_dir():
+    if path.is_dir():
+        hits = _walk(path)
+    elif os.path.lexists(path):
         return [path]
-    if not path.exists() and not glob.has_magic(str(path)):
+    elif glob.has_magic(str(path)):
+        hits = [Path(hit) for hit in glob.iglob(str(path), recursive=True) if is_image_name(hit)]
+    else:
         raise RamatchError(f"no such file or folder: {path}")
-    hits = path.rglob("*") if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
-    return sorted((p for p in hits if is_image_name(p) and p.is_file()), key=natural_key)
+    return sorted((p for p in hits if not p.is_dir() or not os.access(p, os.R_OK | os.X_OK)), key=natural_key)
+
+
+def _walk(folder: Path) -> list[Path]:
+    """Entries with a picture's name and folders that cannot be listed. With a list of its own instead of recursion,
+    since a folder may be thousands deep; links to folders are not followed, since they may lead in circles."""
+    found, waiting = [], [str(folder)]
+    while waiting:
+        inside = waiting.pop()
+        try:
+            with os.scandir(inside) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif is_image_name(entry.name):
+                        found.append(Path(entry.path))
+        except OSError:
+            found.append(Path(inside))
+    return found
 
 
 def natural_key(text: str | os.PathLike) -> list[tuple[int, int, str, str]]:
@@ -114,11 +143,15 @@ def _open(source: Any) -> Image.Image:
         return Image.open(io.BytesIO(source), formats=FORMATS)
     if isinstance(source, (str, os.PathLike)):
         try:
-            return Image.open(source, formats=FORMATS)
+            mode = os.stat(source).st_mode  # before opening: a pipe would never answer
         except FileNotFoundError:
             raise ImageError("no such file") from None
-        except IsADirectoryError:
-            raise ImageError("is a folder, not an image") from None
+        if stat.S_ISDIR(mode):
+            readable = os.access(source, os.R_OK | os.X_OK)
+            raise ImageError("is a folder, not an image" if readable else "is a folder that may not be entered")
+        if not stat.S_ISREG(mode):
+            raise ImageError("is a pipe or device, not a file")
+        return Image.open(source, formats=FORMATS)
     if callable(getattr(source, "read", None)):
         return Image.open(_seekable(source), formats=FORMATS)
     if callable(getattr(source, "detach", None)):  # a torch tensor, recognised without importing torch
@@ -175,6 +208,19 @@ def _check_size(width: int, height: int, max_pixels: int | None = None) -> None:
         raise ImageTooLargeError(f"{width}x{height} has a side of more than {MAX_SIDE:,} pixels")
 
 
+def _check_scans(picture: Image.Image) -> None:
+    """Refuse a JPEG that is decoded again and again: each scan goes over all pixels, however few bytes it has."""
+    stream, scans, last = picture.fp, 0, b""  # type: ignore[attr-defined]
+    place = stream.tell()
+    stream.seek(0)
+    while chunk := stream.read(1 << 20):
+        scans += chunk.count(b"\xff\xda") + (last + chunk[:1] == b"\xff\xda")  # in coded data a 0 follows each 255
+        last = chunk[-1:]
+    stream.seek(place)
+    if scans > MAX_SCANS or scans * picture.width * picture.height > MAX_WORK:
+        raise ImageTooLargeError(f"a JPEG of {scans:,} scans, more than a picture of its size has; save it again")
+
+
 def name_of(source: Any) -> str | None:
     """What to call this image: its path, or the name that a file object or PIL image carries."""
     if isinstance(source, (str, os.PathLike)):
@@ -184,32 +230,54 @@ def name_of(source: Any) -> str | None:
 
 
 def _upright(picture: Image.Image) -> Image.Image:
-    """A copy, turned as EXIF says; nonsense in the EXIF block is no reason to lose a good picture."""
+    """Turned as EXIF says; nonsense in the EXIF block is no reason to lose a good picture."""
     try:
-        return ImageOps.exif_transpose(picture)
+        turned = picture.getexif().get(_ORIENTATION, 1) != 1  # the function below copies in any case
+        return ImageOps.exif_transpose(picture) if turned else picture
     except Exception:
-        return picture.copy()
+        return picture
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:
-    mode = picture.mode
-    if mode == "F" or mode.startswith("I"):
-        return _deep_grey(picture)
-    if mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
+    """A new picture. In strips, since two or three wide copies of the largest one would take gigabytes."""
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture.copy()
+    scale = _deep_scale(picture) if picture.mode == "F" or picture.mode.startswith("I") else None
+    out = Image.new("RGB", picture.size)
+    for top, strip in _strips(picture):
+        out.paste(_flat(strip) if scale is None else _deep_grey(strip, scale), (0, top))
+    return out
+
+
+def _strips(picture: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Rows of about `STRIP` pixels, each with the number of its first."""
+    step = max(1, STRIP // picture.width)
+    for top in range(0, picture.height, step):
+        yield top, picture.crop((0, top, picture.width, min(top + step, picture.height)))
+
+
+def _flat(picture: Image.Image) -> Image.Image:
+    """8 bits to RGB, what is transparent on white."""
+    if picture.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
         rgba = picture.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return picture if mode == "RGB" else picture.convert("RGB")
+        picture = Image.alpha_composite(white, rgba)
+    return picture.convert("RGB")
 
 
-def _deep_grey(picture: Image.Image) -> Image.Image:
-    """16-bit integer or floating-point grey to 8 bits, by range: 65535 or 1.0 is white."""
-    values = np.nan_to_num(np.asarray(picture).astype(np.float64), nan=0.0, posinf=255.0, neginf=0.0)
-    top = values.max(initial=0.0)
+def _deep_scale(picture: Image.Image) -> float:
+    """What 16-bit integer or floating-point grey is multiplied with, by range: 65535 or 1.0 is white."""
+    top = 0.0
+    for _, strip in _strips(picture):
+        found = np.fmax.reduce(np.asarray(strip), axis=None)  # ignores NaN
+        top = max(top, float(np.nan_to_num(found, posinf=255.0)))
     if picture.mode == "F":
-        scale = 255.0 if top <= 1.0 else 1.0
-    elif top > 65535:
-        scale = 255.0 / top
-    else:
-        scale = 255.0 / 65535.0 if picture.mode.startswith("I;16") or top > 255 else 1.0
+        return 255.0 if top <= 1.0 else 1.0
+    if top > 65535:
+        return 255.0 / top
+    return 255.0 / 65535.0 if picture.mode.startswith("I;16") or top > 255 else 1.0
+
+
+def _deep_grey(picture: Image.Image, scale: float) -> Image.Image:
+    values = np.nan_to_num(np.asarray(picture).astype(np.float64), nan=0.0, posinf=255.0, neginf=0.0)
     return Image.fromarray(np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)).convert("RGB")

@@ -217,6 +217,7 @@ class _Cleaner:
             raise RamatchError(
                 f"{self.summary.path}: none of its {lost.count:,} images was found, for example {lost.examples[0]}; "
                 f"looked in {self.locator.describe() or 'no folder'}; say where they are with images_root"
+                + "".join(f"; {note}" for note in self.summary.notes)
             )
         if not kept or not self.classes:
             lacking = "labels in it; give the class names" if kept else "images in it"

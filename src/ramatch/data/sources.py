@@ -117,7 +117,8 @@ class Locator:
 
     roots: folders or tar files, tried in order. A name is tried as it stands; then, if it carries the root of
     another machine (`/data/coco/train/1.jpg`, `C:\\pics\\1.jpg`), without its leading folders one by one; last
-    by its bare name among all pictures under the roots, when only one picture has it.
+    by its bare name among all pictures under the roots, when only one picture has it. A name that leads out of
+    the roots is not followed: annotation files come from strangers. Links that lie in a root are its owner's own.
     """
 
     def __init__(self, roots: Iterable[str | os.PathLike], prefer: str = "") -> None:
@@ -155,9 +156,9 @@ class Locator:
         return self._exact(name) is not None
 
     def _exact(self, name: str) -> ImageSource | None:
-        for root in self.roots:  # an absolute name replaces the root, as joining paths does
-            path = os.path.join(root, name)
-            if os.path.isfile(path):
+        for root in self.roots:
+            path = os.path.normpath(os.path.join(root, name))  # an absolute name replaces the root
+            if path.startswith(os.path.join(root, "")) and os.path.isfile(path):  # never outside: names are strangers'
                 return FileImage(path)
         member = self._member(name.removeprefix("./"))
         return FileImage(*member, name) if member else None

@@ -20,6 +20,7 @@ from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..files import read_json
 from ..modeling.checkpoints.folder import is_model_folder, save_known
+from ..modeling.checkpoints.hashes import write_hashes
 from .calibration import Calibrator
 from .familiarity import known_words
 from .models import FEATURES, collect_scores, load_model, read_test, split_options
@@ -137,6 +138,7 @@ def calibrate(
     if further.known is not None and ram.known is not None:
         save_known(ram.known, folder)
     files.write_json(folder / "calibration_report.json", {"notes": notes, **report})
+    write_hashes(folder)
     return CalibrationResult(calibrator, target, report, tuple(notes))
 
 

@@ -26,6 +26,7 @@ from ramatch.evaluation.reliability import best_f1, calibration_report
 from ramatch.modeling.types import Labels
 
 _TENSORS = ("weights", "bias", "mean", "scale")
+_MOST = 1e9  # of any number in a file
 DOUBT_L2 = 0.005  # prior precision of the doubt's weights; each label of the evidence counts as one
 
 
@@ -176,9 +177,10 @@ class Calibrator:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibrator:
-        if "ramatch_calibrator" not in values or "tensors" not in values:
+        given = values if isinstance(values, Mapping) else {}
+        config, tensors = given.get("ramatch_calibrator"), given.get("tensors")
+        if not (isinstance(config, Mapping) and isinstance(tensors, Mapping)):
             raise RamatchError("not a calibrator: 'ramatch_calibrator' and 'tensors' are expected in it")
-        config, tensors = values["ramatch_calibrator"], values["tensors"]
         missing = [name for name in _TENSORS if name not in tensors]
         if missing:
             raise RamatchError(f"not a calibrator: the tensors {', '.join(missing)} are missing")
@@ -187,14 +189,28 @@ class Calibrator:
                 "this calibrator has a second map or a bias per label, which are no longer read; run ramatch calibrate "
                 "again"
             )
-        names = [name for name in (*_TENSORS, "doubt") if tensors.get(name) is not None]
-        found: dict[str, Any] = {name: torch.tensor(tensors[name], dtype=torch.float64) for name in names}
-        found |= {name: float(config[name]) for name in ("base_rate", "threshold")}
-        return cls(**found, feature_names=tuple(config["feature_names"]))
+        try:
+            names = _TENSORS if tensors.get("doubt") is None else (*_TENSORS, "doubt")
+            found: dict[str, Any] = {name: torch.tensor(tensors[name], dtype=torch.float64) for name in names}
+            values = {name: float(config[name]) for name in ("base_rate", "threshold")}
+            features = tuple(map(str, config["feature_names"]))
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise RamatchError(f"not a calibrator: a value is missing or of another kind ({error})") from None
+        numbers = torch.cat([*(part.flatten() for part in found.values()), torch.tensor([*values.values()])])
+        shapes = {found[name].shape for name in ("weights", "mean", "scale")}
+        vectors = all(found[name].ndim == (name != "bias") for name in found)
+        if not ((numbers.abs() <= _MOST).all() and (found["scale"] > 0).all() and len(shapes) == 1 and vectors):
+            raise RamatchError("not a calibrator: its numbers are infinite, or their sizes do not fit")
+        return cls(**found, **values, feature_names=features)
 
 
 def _share(unit: Tensor, doubt: Tensor) -> Tensor:
     """How far each label's log odds are drawn to 0, (N,) in [0, 1]."""
+    if unit.shape[-1] != len(doubt) - 1:
+        raise RamatchError(
+            f"this calibrator is of another model: it looks at text features of {len(doubt) - 1} numbers, here are "
+            f"{unit.shape[-1]}; run ramatch calibrate again"
+        )
     doubt = doubt.to(unit.device, torch.promote_types(unit.dtype, torch.float32))
     return torch.sigmoid(unit.to(doubt.dtype) @ doubt[:-1] + doubt[-1])
 

@@ -33,11 +33,12 @@ class Preprocess:
     def resize(self, image: Image.Image, box: tuple[float, float, float, float] | None = None) -> Tensor:
         """RGB image, or the part of it in `box` (left, top, right, bottom as shares) → uint8 (3, height, width)."""
         height, width = self.size
+        image = image if image.mode == "RGB" else image.convert("RGB")  # which copies in any case
         if box is not None:
             box = (box[0] * image.width, box[1] * image.height, box[2] * image.width, box[3] * image.height)
         if image.size != (width, height) or box is not None:
-            image = image.convert("RGB").resize((width, height), RESAMPLING[self.interpolation], box)
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+            image = image.resize((width, height), RESAMPLING[self.interpolation], box)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """uint8 (B, 3, H, W) → normalised float of the same shape, on the same device."""

@@ -8,6 +8,7 @@ measured on its rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +98,7 @@ def solve_batch(
     flag is merely polled, so stopping may come late, which frozen problems do not notice. Values (finite, weights
     non-negative and of equal sums) are checked on the CPU only, where that costs no synchronization.
     """
-    _check_options(max_iter, method, stop, check_every)
+    _check_options(max_iter, tol, method, stop, check_every)
     if not isinstance(M, Tensor) or M.dim() not in (2, 3) or not M.is_floating_point():
         raise RamatchError("solve_batch: M must be a floating-point tensor of shape (B, n, m) or (n, m)")
     with torch.no_grad(), torch.autocast(M.device.type, enabled=False):
@@ -119,13 +120,13 @@ def solve_batch(
     return OTResult(plan, (u, v), n_iter, error, converged, M.detach(), reg)
 
 
-def _check_options(max_iter: int, method: str, stop: str, check_every: int) -> None:
+def _check_options(max_iter: int, tol: float, method: str, stop: str, check_every: int) -> None:
     if method not in METHODS:
         raise RamatchError(f"solve_batch: unknown method '{method}', choose from {', '.join(METHODS)}")
     if stop not in STOPS:
         raise RamatchError(f"solve_batch: unknown stop '{stop}', choose from {', '.join(STOPS)}")
-    if max_iter < 1 or check_every < 1:
-        raise RamatchError("solve_batch: max_iter and check_every must be at least 1")
+    if max_iter < 1 or check_every < 1 or math.isnan(tol):
+        raise RamatchError("solve_batch: max_iter and check_every must be at least 1, and tol a number")
 
 
 def prepare(

@@ -146,7 +146,7 @@ def _add_vocabularies(app: FastAPI, service: Service) -> None:
             body = await limits.read_body(request, service.settings, charge)
             kind = limits.content_type(request)
             labels = await asyncio.to_thread(schema.parse_vocabulary, kind, body, service.settings)
-            new = await service.register(name, labels)
+            new = await _unless_gone(request, service.register(name, labels))
         return JSONResponse(describe(name), 201 if new else 200)
 
     @app.delete(**one, summary="Forget a vocabulary", status_code=204, responses=_answers(401, 404, 409))
@@ -237,7 +237,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         message = f"{request.method} {request.url.path[:120]}: {error.detail}"
         error = ApiError(code, message, headers=error.headers)
     elif not isinstance(error, ApiError):
-        log.error("unexpected error", exc_info=error)
+        log.error("unexpected error in request %s", request.scope.get("request_id"), exc_info=error)
         error = ApiError("internal", "an unexpected error")
     return error.response()
 

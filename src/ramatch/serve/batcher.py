@@ -39,12 +39,12 @@ class MicroBatcher:
         self, run: Callable[[Any, list[Any]], Sequence[Any]], settings: ServeSettings, metrics: Metrics
     ) -> None:
         self.run, self.metrics, self.queue_size = run, metrics, settings.queue_size
-        self.max_batch, self.window_s = settings.max_batch, settings.window_s
+        self.max_batch, self.window_s, self.queue_s = settings.max_batch, settings.window_s, settings.queue_s
         self.running = 0  # images in the batch that the model works on now
         self._jobs: list[_Job] = []  # waiting, oldest first
         self._news = asyncio.Event()
         self._closing = False
-        self._seconds_per_image = 0.05  # smoothed; only used to suggest Retry-After
+        self._seconds_per_image = 0.05  # smoothed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ramatch-predict")
         self._task: asyncio.Task | None = None
 
@@ -56,8 +56,7 @@ class MicroBatcher:
     def full(self) -> ApiError:
         """The refusal of a request there is no room for, with a guess of when the present queue will be done."""
         self.metrics.dropped("overload")
-        seconds = (self.waiting + self.running) * self._seconds_per_image
-        after = str(max(1, min(60, math.ceil(seconds))))
+        after = str(max(1, min(60, math.ceil(self.seconds()))))
         hint = f"try again in {after} s, or send fewer requests at a time"
         return ApiError("overloaded", "the queue is full", hint=hint, headers={"Retry-After": after})
 
@@ -78,10 +77,14 @@ class MicroBatcher:
             raise draining()
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
+    def seconds(self) -> float:
+        """What the images that wait or run will take, judged by the last ones."""
+        return (self.waiting + self.running) * self._seconds_per_image
+
     def check_room(self, images: int = 1) -> None:
         if self._closing:
             raise draining()
-        if self.waiting + images > self.queue_size:
+        if self.waiting + images > self.queue_size or (self.waiting and self.seconds() > self.queue_s):
             raise self.full()
 
     async def submit_many(self, key: Hashable, items: Sequence[Any], deadline: float) -> list[Any]:
@@ -154,7 +157,8 @@ class MicroBatcher:
         finally:
             self.running = 0
             seconds = time.monotonic() - start
-            self._seconds_per_image += 0.2 * (seconds / len(jobs) - self._seconds_per_image)
+            before = self._seconds_per_image  # one slow batch, a first one say, must not make it refuse what comes
+            self._seconds_per_image += 0.2 * (min(seconds / len(jobs), 2 * before) - before)
             self.metrics.batch(len(jobs), seconds)
         for job, result in zip(jobs, results, strict=True):
             if not job.future.done():

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ _MAGIC = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|BM|RIFF....WEBP"
 FORMATS = "JPEG, PNG, WebP, GIF or BMP"
 # Queued images are kept no larger than this; models look at a few hundred pixels, and a full queue must fit in memory.
 _KEEP_SIDE = 1536
+MIN_RATE = 20_000  # bytes per second of an upload
 
 
 @dataclass
@@ -57,19 +59,21 @@ async def read_body(request: Request, settings: ServeSettings, charge: Callable[
     if len(declared) > 15 or int(declared) > cap:
         raise too_large
 
-    async def read() -> bytes:
-        body = bytearray()
-        async for chunk in request.stream():
+    body, stream, start = bytearray(), request.stream(), time.monotonic()
+    try:
+        while True:
+            left = min(settings.body_s, start + settings.deadline_s - time.monotonic())
+            chunk = await asyncio.wait_for(anext(stream, None), left)
+            if chunk is None:
+                return bytes(body)
             if len(body) + len(chunk) > cap:
                 raise too_large
             charge(len(chunk))
             body += chunk
-        return bytes(body)
-
-    try:
-        return await asyncio.wait_for(read(), settings.deadline_s)
+            if chunk and len(body) < MIN_RATE * (time.monotonic() - start - settings.body_s):
+                raise asyncio.TimeoutError
     except asyncio.TimeoutError:
-        slow = f"the body did not arrive within {settings.deadline_s:g} s"
+        slow = f"the body came at less than {MIN_RATE // 1000} kB/s, or not within {settings.deadline_s:g} s"
         raise ApiError("upload_too_slow", slow, headers=close) from None
     except ClientDisconnect:
         raise ClientGone from None

@@ -21,33 +21,58 @@ def serve(
     port: int = 8000,
     settings: ServeSettings | None = None,
     recognizer: Any = None,
-    drain_s: float = 30.0,
     announce: Callable[[str], None] | None = None,
     **load: Any,
 ) -> None:
-    """Serve a model until SIGTERM or Ctrl-C, then finish the requests at hand (for at most `drain_s`).
+    """Serve a model until SIGTERM or Ctrl-C, then finish the requests at hand.
 
     `port=0` takes a free port; `announce` gets the lines about where to find the server (default: stderr).
     `load`: device, dtype, label_features, backbone as of `Recognizer.from_pretrained`; `recognizer` takes the place of
-    `model` when one is loaded already.
+    `model` when one is loaded already, which needs `settings.workers` = 1.
     """
     for module in ("uvicorn", "fastapi", "python_multipart", "prometheus_client"):
         require(module, extra="serve")
-    from ramatch.serve.app import create_app
 
     say = announce or (lambda line: print(line, file=sys.stderr, flush=True))
     settings = _for_host(settings or ServeSettings(), host)
+    if settings.workers > 1 and recognizer is not None:
+        raise RamatchError("several workers load the model themselves: name it instead of giving a recognizer")
     listener = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    where = f"http://{shown}:{listener.getsockname()[1]}/"
     try:
-        recognizer = recognizer or _load(model, **load)
-        server = _server(create_app(recognizer, settings), drain_s)
-        shown = f"[{host}]" if ":" in host else host
-        say(f"ramatch: {recognizer.name} on {recognizer.device}, http://{shown}:{listener.getsockname()[1]}/")
         if host not in LOOPBACK_HOSTS and not settings.api_key:
-            say("ramatch: anyone who can reach this machine can use this server; set an API key to change that")
-        server.run(sockets=[listener])
+            say(f"ramatch: WARNING: no API key is set: whoever can reach {where} can use this server and its time")
+            say("ramatch: WARNING: set RAMATCH_API_KEY to ask clients for a key, or bind to 127.0.0.1 behind a proxy")
+        if settings.workers > 1:
+            from ramatch.serve.workers import supervise
+
+            say(f"ramatch: {model} in {settings.workers} processes, {where}")
+            supervise(settings.workers, _work, (model, load, settings, listener), say)
+        else:
+            _work(model, load, settings, listener, recognizer, lambda line: say(f"ramatch: {line}, {where}"))
     finally:
         listener.close()
+
+
+def _work(
+    model: str,
+    load: dict[str, Any],
+    settings: ServeSettings,
+    listener: socket.socket,
+    recognizer: Any = None,
+    ready: Callable[[str], None] = lambda line: None,
+) -> None:
+    """One process: load, listen, answer until told to stop."""
+    from ramatch.serve.app import create_app
+    from ramatch.serve.connections import BoundedServer
+    from ramatch.serve.logs import set_up
+
+    set_up(settings.access_log)
+    recognizer = recognizer or _load(model, **load)
+    server = BoundedServer(create_app(recognizer, settings), settings)
+    ready(f"{recognizer.name} on {recognizer.device}")
+    server.run(sockets=[listener])
 
 
 def _load(model: str, **options: Any) -> Recognizer:
@@ -58,21 +83,6 @@ def _load(model: str, **options: Any) -> Recognizer:
     if own.text is None and own.given_labels:  # it knows these labels and no others
         recognizer.set_vocabulary(list(own.given_labels))
     return recognizer
-
-
-def _server(app: Any, drain_s: float) -> Any:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            app.state.service.draining = True  # /readyz and new requests on open connections hear 503 from now on
-            super().handle_exit(sig, frame)
-
-    limits: dict[str, Any] = {
-        "timeout_graceful_shutdown": max(1, round(drain_s)),
-        "h11_max_incomplete_event_size": 64 * 1024,
-    }
-    return Server(uvicorn.Config(app, log_level="warning", server_header=False, backlog=2048, **limits))
 
 
 def _for_host(settings: ServeSettings, host: str) -> ServeSettings:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from PIL import Image
 
@@ -22,13 +25,14 @@ from ramatch.serve.limits import Picture, Upload
 from ramatch.serve.metrics import Metrics
 from ramatch.serve.schema import TagOptions, check_labels
 from ramatch.serve.settings import ServeSettings
-from ramatch.serve.vocabularies import Labels, NamedVocabularies
+from ramatch.serve.vocabularies import Labels, NamedVocabularies, SharedVocabularies
 
 if TYPE_CHECKING:
     from ramatch.prediction import Prediction
 
 log = logging.getLogger("ramatch.serve")
 T = TypeVar("T")
+PART = 64  # labels encoded in one go
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class BatchKey:
     labels: Labels
     matcher: str | None
     maps: bool
+    vocabulary: Any = field(default=None, compare=False)  # the labels, encoded
 
 
 class Service:
@@ -46,38 +51,50 @@ class Service:
     def __init__(self, recognizer: Any, settings: ServeSettings) -> None:
         self.recognizer, self.settings = recognizer, settings
         self.metrics = Metrics()
-        self.named = NamedVocabularies(settings.registered_vocabularies)
+        shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR")  # of several workers
+        registered = SharedVocabularies(shared) if shared else {}
+        self.named = NamedVocabularies(settings.registered_vocabularies, registered)
         # A recognizer that comes with labels of its own (given features, say) answers for these by default.
         self.own_labels: Labels = tuple(getattr(recognizer, "labels", None) or ())
         self.matcher: str = _own_matcher(recognizer)
-        # Called from the model's thread only, so a vocabulary that many requests ask for at once is encoded once.
-        self.encoded = lru_cache(settings.cached_vocabularies)(
-            lambda labels: recognizer.encode_vocabulary(GENERAL if labels is self.named.general else list(labels))
-        )
+        self.encoded: OrderedDict[Labels, Any] = OrderedDict()  # the least recently used first
+        self.hits = self.misses = 0
+        self._encoding: WeakValueDictionary[Labels, asyncio.Lock] = WeakValueDictionary()
         self.batcher = MicroBatcher(self._predict, settings, self.metrics)
         # Equal labels become one tuple, so that the batcher compares the keys of its jobs by identity.
         self._same = lru_cache(settings.cached_vocabularies)(lambda labels: labels)
-        self.active = 0  # requests admitted and not yet answered
+        self.active = 0  # requests that have arrived in full and are not yet answered
         self.buffered = 0  # bytes of their bodies
         self.ready = False
         self.draining = False  # set on SIGTERM: requests under way are finished, new ones are refused
         self.failure: str | None = None
         self._decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="ramatch-decode")
+        # Beside the model's thread, so that a long list of new labels does not hold up others.
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="ramatch-encode")
         watch = self.metrics.watch
         watch("ramatch_queue_images", "Images waiting", lambda: self.batcher.waiting)
         watch("ramatch_running_images", "Images in the model now", lambda: self.batcher.running)
         watch("ramatch_ready", "1 when the model has answered once", lambda: float(self.ready))
-        watch("ramatch_vocabularies_cached", "Encoded vocabularies kept", lambda: self.encoded.cache_info().currsize)
-        watch("ramatch_vocabulary_hits", "Vocabularies found encoded", lambda: self.encoded.cache_info().hits)
-        watch("ramatch_vocabulary_misses", "Vocabularies encoded", lambda: self.encoded.cache_info().misses)
+        watch("ramatch_vocabularies_cached", "Encoded vocabularies kept", lambda: len(self.encoded))
+        watch("ramatch_vocabulary_hits", "Vocabularies found encoded", lambda: self.hits)
+        watch("ramatch_vocabulary_misses", "Vocabularies encoded", lambda: self.misses)
 
     # life
 
     async def warm_up(self) -> None:
         """One blank image with the default vocabulary: after it the first real answer is as quick as the rest."""
+        labels = self.default_labels()[1]
+
+        def first() -> Any:
+            """In the model's thread, before any request."""
+            vocabulary = None if labels == self.own_labels else self._encode(labels)
+            blank = Picture(Image.new("RGB", (64, 64)), None, (64, 64))
+            self._predict(BatchKey(labels, None, False, vocabulary), [blank])
+            return vocabulary
+
         try:
-            key = BatchKey(self.default_labels()[1], None, False)
-            await self.batcher.call(self._predict, key, [Picture(Image.new("RGB", (64, 64)), None, (64, 64))])
+            if (found := await self.batcher.call(first)) is not None:
+                self.encoded[labels] = found
         except ApiError:  # asked to stop before it has begun
             pass
         except Exception as error:  # the server stays up to say so
@@ -86,7 +103,8 @@ class Service:
 
     async def close(self) -> None:
         await self.batcher.drain()
-        self._decoders.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._decoders, self._encoder):
+            pool.shutdown(wait=True, cancel_futures=True)
 
     # vocabularies
 
@@ -110,17 +128,42 @@ class Service:
         self.named.check_name(name)
         checked = check_labels(labels, self.settings)
         try:
-            await asyncio.wait_for(self.batcher.call(self._vocabulary, checked), self.settings.deadline_s)
+            with self._place():
+                await asyncio.wait_for(self._vocabulary(checked), self.settings.deadline_s)
         except asyncio.TimeoutError:
             raise late(self.settings.deadline_s) from None
         return self.named.put(name, checked)
+
+    async def _vocabulary(self, labels: Labels) -> Any:
+        """Encoded, once for all who ask at a time; None for the recognizer's own. A long list is encoded in parts,
+        which the model keeps: others come in between, and it ends with the last client that waits for it."""
+        if labels == self.own_labels:
+            return None
+        lock = self._encoding.setdefault(labels, asyncio.Lock())
+        async with lock:
+            if labels in self.encoded:
+                self.hits += 1
+            else:
+                parts = range(0, 0 if labels is self.named.general else len(labels) - PART, PART)
+                for start in parts:  # none of the general one, which is remembered between runs
+                    await self._in_thread(self._encoder, self._encode, labels[start : start + PART])
+                self.encoded[labels] = await self._in_thread(self._encoder, self._encode, labels)
+                self.misses += 1
+            self.encoded.move_to_end(labels)
+            found = self.encoded[labels]
+            while len(self.encoded) > self.settings.cached_vocabularies:
+                self.encoded.popitem(last=False)
+            return found
+
+    def _encode(self, labels: Labels) -> Any:
+        return self.recognizer.encode_vocabulary(GENERAL if labels is self.named.general else list(labels))
 
     # tagging
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[Callable[[int], None]]:
-        """A place for one request from before its body is read until it is answered. Gives the function that accounts
-        for the bytes of its body. Refuses when there is no room: before the body is read, or while it streams."""
+        """Around a request, from before its body is read. Gives the function that accounts for the bytes of its body.
+        Refuses when there is no room: before the body is read, or while it streams."""
         if self.draining:
             raise draining()
         held = 0
@@ -132,15 +175,26 @@ class Service:
             self.buffered += count
             held += count
 
-        self.batcher.check_room()
-        if self.active >= self.settings.queue_size + self.settings.max_batch:
-            raise self.batcher.full()
-        self.active += 1
+        self._check_room()
         try:
             yield charge
         finally:
-            self.active -= 1
             self.buffered -= held
+
+    def _check_room(self, images: int = 1) -> None:
+        self.batcher.check_room(images)
+        if self.active >= self.settings.queue_size + self.settings.max_batch:
+            raise self.batcher.full()
+
+    @contextlib.contextmanager
+    def _place(self, images: int = 1) -> Iterator[None]:
+        """A place among those at work, for a request that has arrived in full: slow uploads must not take them all."""
+        self._check_room(images)  # before work is spent on decoding or encoding
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
 
     async def tag(
         self, uploads: Sequence[Upload], options: TagOptions, start: float
@@ -148,22 +202,24 @@ class Service:
         """One answer or error for each image (within `admitted`); `start` is when the request came (time.monotonic)."""
         name, labels = self.resolve(options)
         seconds = min(self.settings.deadline_s, (options.deadline_ms or 1e9) / 1000)
-        try:
-            self.batcher.check_room(len(uploads))  # before work is spent on decoding
-            decoding = asyncio.gather(*(self._in_thread(self._decode, upload) for upload in uploads))
-            pictures = await asyncio.wait_for(decoding, max(0.0, start + seconds - time.monotonic()))
-            good = [picture for picture in pictures if isinstance(picture, Picture)]
-            key = BatchKey(labels, options.matcher, options.maps)
-            predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
-        except asyncio.TimeoutError:
-            raise late(seconds) from None
-        pairs = list(zip(predictions, good, strict=True))
-        described = iter(await self._in_thread(lambda: [self._describe(*pair, options, name) for pair in pairs]))
+        pool = self._decoders
+        with self._place(len(uploads)):
+            try:
+                work = (self._in_thread(pool, self._decode, upload) for upload in uploads)
+                ready = asyncio.gather(self._vocabulary(labels), *work)
+                vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
+                good = [picture for picture in pictures if isinstance(picture, Picture)]
+                key = BatchKey(labels, options.matcher, options.maps, vocabulary)
+                predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
+            except asyncio.TimeoutError:
+                raise late(seconds) from None
+            pairs = list(zip(predictions, good, strict=True))
+            described = iter(await self._in_thread(pool, lambda: [self._describe(*p, options, name) for p in pairs]))
         took = round((time.monotonic() - start) * 1000, 1)
         return [p if isinstance(p, ApiError) else {**next(described), "took_ms": took} for p in pictures]
 
-    def _in_thread(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._decoders, function, *args)
+    def _in_thread(self, pool: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
     def _decode(self, upload: Upload) -> Picture | ApiError:
         try:
@@ -197,13 +253,10 @@ class Service:
 
     # in the model's thread
 
-    def _vocabulary(self, labels: Labels) -> Any:
-        return None if labels == self.own_labels else self.encoded(labels)  # None: the recognizer's own
-
     def _predict(self, key: BatchKey, pictures: list[Picture]) -> list[Prediction]:
-        images, vocabulary = [picture.image for picture in pictures], self._vocabulary(key.labels)
+        images = [picture.image for picture in pictures]
         options = {"matcher": key.matcher, "maps": key.maps, "batch_size": len(images)}
-        predictions = self.recognizer.predict(images, vocabulary=vocabulary, **options)
+        predictions = self.recognizer.predict(images, vocabulary=key.vocabulary, **options)
         self.ready = True
         return predictions
 

@@ -37,7 +37,10 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read on the CPU; only plain data and tensors are accepted."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file shows itself in many ways
+        raise RamatchError(f"{path}: not a checkpoint that can be read safely ({type(error).__name__})") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RamatchError(f"{path}: not a checkpoint of this version of ramatch")
     return state
@@ -54,7 +57,7 @@ def latest_good(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     for path in reversed(list_checkpoints(folder)):
         try:
             return path, load_checkpoint(path)
-        except Exception:  # a damaged file shows itself in many ways; any of them means: use the one before
+        except RamatchError:  # damaged: use the one before
             continue
     return None
 

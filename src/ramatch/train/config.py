@@ -209,7 +209,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
         yaml = require("yaml", "train")
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates and numbers that cannot be, deep nesting
             raise RamatchError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     values = {} if values is None else values
     if not isinstance(values, dict):

@@ -66,7 +66,10 @@ def world(device: str | None = None) -> Iterator[World]:
 
 def pick_device(name: str | None, local_rank: int | None = None) -> torch.device:
     """The device asked for, or CUDA where there is one."""
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise RamatchError(f"there is no device '{name}'; use cpu, cuda, cuda:1, …") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise RamatchError("device 'cuda' was asked for, but torch sees no CUDA GPU; use device=cpu")

@@ -6,8 +6,10 @@ import json
 import math
 import os
 import platform
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,31 @@ class RunFolder:
         self.log, self.model, self.evals = self.path / "log.jsonl", self.path / "model", self.path / "eval.json"
         self.best = self.checkpoints / "best.pt"
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other training in this folder meanwhile. The lock is the system's, on the folder itself: it leaves no file
+        and ends with its process."""
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        new = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                told = f"another training runs in {self.path}: wait for it, or choose another folder"
+                raise RamatchError(told) from None
+            yield
+        finally:
+            os.close(handle)
+            if new:
+                with suppress(OSError):
+                    self.path.rmdir()  # if it is still empty: nothing began
+
     def open(self, config: TrainConfig, resume: str | bool) -> dict[str, Any] | None:
         """State to continue from, or None for a new run. `resume`: False, "auto", or a checkpoint file."""
         if resume in (False, "never", None):
@@ -56,6 +83,11 @@ class RunFolder:
         if resume in (True, "auto"):
             checkpoint.clean_temporary(self.checkpoints)
             found = checkpoint.latest_good(self.checkpoints)
+            if found is None and (damaged := checkpoint.list_checkpoints(self.checkpoints)):
+                raise RamatchError(
+                    f"none of the {len(damaged)} checkpoints in {self.checkpoints} can be read (the newest is "
+                    f"{damaged[-1].name}): restore one, or choose another output folder to start anew"
+                )
         else:
             file = Path(str(resume)).expanduser()
             if not file.is_file():
@@ -63,7 +95,7 @@ class RunFolder:
             found = file, checkpoint.load_checkpoint(file)
         if found is None:
             return None
-        began = TrainConfig.from_dict(found[1]["config"])  # with the defaults of settings that came later
+        began = TrainConfig.from_dict(found[1].get("config"))  # with the defaults of settings that came later
         if changed := differences(began.to_dict(), config.to_dict()):
             raise RamatchError(
                 f"cannot continue {found[0]}: these settings differ from the run's own: {'; '.join(changed)}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,8 @@ def train(
     resume: False (the folder must be new), "auto" (from the newest good checkpoint; from the start if there is none),
     or a checkpoint file. images: decoded pictures kept between runs, used with data.cache = device. Under torchrun
     every process calls this; the first one writes and gets the reports."""
-    with world(config.device) as here, Interrupt() as interrupt:
-        folder = RunFolder(config.output)
+    folder = RunFolder(config.output)
+    with world(config.device) as here, Interrupt() as interrupt, folder.locked() if here.leader else nullcontext():
         begun = time.monotonic()
         try:
             state = folder.open(config, resume)
@@ -145,7 +146,11 @@ def train(
 def _begin(trainer: Trainer, task: LabelledTask, folder: RunFolder, state: dict[str, Any] | None) -> None:
     """Go to where an earlier session stopped, and write what is known before the first step."""
     if state is not None:
-        trainer.restore(state)
+        try:
+            trainer.restore(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            told = f"the checkpoint is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            raise RamatchError(f"{told}: remove it, and --resume auto takes the one before") from None
     config, here, data = task.config, trainer.here, task.data
     headline, place = data.train.summary.headline(), trainer.place
     if here.leader:

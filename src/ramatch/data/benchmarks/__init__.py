@@ -182,8 +182,17 @@ def prepare(
             raise RamatchError(f"{root}: no image is left for {split} of {name}; is the distribution complete?")
     folder = root if out is None else Path(os.path.expanduser(out)).absolute()
     for split, (classes, pairs) in splits.items():
-        lists.write(folder / f"{split}.json", classes, pairs, root=root if folder != root else None)
+        lists.write(folder / f"{split}.json", classes, pairs, root=_link(folder, root) if folder != root else None)
     return Prepared(benchmark, str(folder), seen, unseen, counts, missing, owned.notes)
+
+
+def _link(folder: Path, root: Path) -> Path:
+    """A link in `folder` to where the images lie, so that the lists name nothing outside their own folder."""
+    link = folder / "images"
+    if not link.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(root, target_is_directory=True)
+    return link
 
 
 def _verify(benchmark: Benchmark, root: Path) -> Prepared:

@@ -20,7 +20,7 @@ from ramatch.data.formats import tables
 from ramatch.data.images import natural_key
 from ramatch.data.sources import FileImage, ImageSource, ParquetImage
 from ramatch.errors import RamatchError, require
-from ramatch.files import expect, parse_json, read_json
+from ramatch.files import expect, parse_json, read_json, shown
 
 DESCRIPTION = "Hugging Face dataset (Arrow or parquet)"
 
@@ -38,7 +38,10 @@ def splits(folder: Path) -> list[str]:
     if not listing.is_file():
         return sorted({_split_of(p, folder) for p in _parquet_files(folder)} - {""})
     names = expect(expect(read_json(listing), dict, listing).get("splits", []), list, f"{listing}: splits")
-    return [expect(name, str, f"{listing}: a split") for name in names]
+    names = [expect(name, str, f"{listing}: a split") for name in names]
+    if away := [name for name in names if Path(name).name != name]:
+        raise RamatchError(f"{listing}: {shown(away[0])} is not the name of a folder beside it")
+    return names
 
 
 def read(request: Request) -> Reading:
@@ -101,8 +104,11 @@ def _files(request: Request) -> list[Path]:
         folder = folder / _one_of(splits(folder), request)
     state = folder / "state.json"
     entries = expect(expect(read_json(state), dict, state).get("_data_files"), list, f"{state}: _data_files")
-    names = [expect(entry, dict, f"{state}: a data file").get("filename") for entry in entries]
-    return [folder / expect(name, str, f"{state}: the name of a data file") for name in names]
+    given = [expect(entry, dict, f"{state}: a data file").get("filename") for entry in entries]
+    names = [expect(name, str, f"{state}: the name of a data file") for name in given]
+    if away := [name for name in names if Path(name).name != name]:
+        raise RamatchError(f"{state}: {shown(away[0])} is not the name of a file beside it")
+    return [folder / name for name in names]
 
 
 def _one_of(found: Sequence[str], request: Request) -> str:

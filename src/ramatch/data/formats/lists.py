@@ -32,8 +32,14 @@ def read(request: Request) -> Reading:
     if classes is not None and not (isinstance(classes, list) and all(isinstance(c, (str, int)) for c in classes)):
         raise RamatchError(f'{request.path}: "classes" must be a list of names')
     reading = Reading(classes=None if classes is None else list(map(str, classes)), roots=[folder])
-    if isinstance(root, str) and root and os.path.isdir(folder / root):  # gone after a move: no error
-        reading.roots.insert(0, folder / root)
+    if isinstance(root, str) and root and "\0" not in root and os.path.isdir(folder / root):
+        home = os.path.abspath(folder)  # gone after a move: no error
+        if os.path.abspath(os.path.join(home, root)).startswith(os.path.join(home, "")):
+            reading.roots.insert(0, folder / root)
+        else:
+            reading.notes.append(
+                f"its root {shown(root)} lies outside its folder: name it as images root to read there"
+            )
     for where, entry in entries:
         if entry in ([], None):
             entry = ["", []]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import RamatchError
-from ...files import read_json
+from ...files import expect, read_json, shown
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from .packing import unpack
@@ -40,7 +40,8 @@ def download(name: str) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     a_file = name.endswith((".pt", ".bin", ".safetensors"))
-    if a_file or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    nearby = "/" in name and Path(name).parent.exists()  # a folder of that name is here: this is a path, mistyped
+    if a_file or nearby or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise RamatchError(f"no such file or folder: {name}")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
@@ -48,11 +49,11 @@ def download(name: str) -> Path:
         raise RamatchError(
             f"'{name}' is neither a local folder nor a model on the Hugging Face hub; check the spelling"
         ) from None
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError):
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") else ""
         raise RamatchError(
-            f"'{name}' is not on this machine and the Hugging Face hub cannot be reached{offline}; "
-            f"download it once with network, or give a local folder ({type(error).__name__})"
+            f"'{name}' is neither a file or folder here nor a model of the Hugging Face hub that is on this machine, "
+            f"and the hub cannot be reached{offline}; check the spelling, or download it once with network"
         ) from None
 
 
@@ -91,7 +92,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a model folder, in one file or several."""
     for index in INDEXES:
         if (folder / index).is_file():
-            parts = set(read_json(folder / index)["weight_map"].values())
+            found = expect(read_config(folder / index).get("weight_map"), dict, f"{folder / index}: 'weight_map'")
+            parts = set(map(str, found.values()))
+            if outside := [part for part in parts if Path(part).name != part]:
+                raise RamatchError(f"{folder / index}: names weights outside its folder ({shown(min(outside))})")
             return {k: v for part in sorted(parts) for k, v in read_tensors(folder / part).items()}
     for file in WEIGHTS:
         if (folder / file).is_file():
@@ -99,10 +103,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     raise RamatchError(f"{folder} has a config but no weights (looked for {', '.join(WEIGHTS)})")
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a config file."""
+    return expect(read_json(path), dict, f"{path}: the content")
+
+
 def read_preprocess(folder: Path, size: tuple[int, ...], own: tuple[tuple, tuple]) -> Preprocess:
     """Mean and deviation from preprocessor_config.json where it is there, else `own`; the size is the tower's."""
     file = folder / "preprocessor_config.json"
-    raw = read_json(file) if file.is_file() else {}
+    raw = read_config(file) if file.is_file() else {}
     return Preprocess((size[0], size[1]), tuple(raw.get("image_mean", own[0])), tuple(raw.get("image_std", own[1])))
 
 

@@ -2,7 +2,7 @@
 
 A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
 MB), optionally calibration.json and known.safetensors (the words it learned with), and optionally the backbone itself
-in `backbone/` so that the folder stands alone.
+in `backbone/` so that the folder stands alone; and SHA256SUMS.txt, the hashes of them all.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch import Tensor
 
 from ...config import RAMConfig
 from ...errors import RamatchError
-from ...files import new_folder, read_json, write_atomic, write_json
+from ...files import expect, expect_numbers, new_folder, write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
 from ..known import Known
 from ..preprocess import Preprocess
 from ..ram import RAM
-from .files import Unfilled, fill, read_tensors
+from .files import Unfilled, fill, read_config, read_tensors
+from .hashes import LIST, check_hashes, write_hashes
 from .packing import quantize, write_tensors
 from .tokenizer import Tokenizer
 
@@ -37,6 +38,7 @@ VERSION = 1
 def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, weights: str = "fp32") -> None:
     """Write the adapters (and the backbone, so that the folder stands alone) in safetensors; `weights`: see `pack`."""
     folder = Path(folder)
+    (folder / LIST).unlink(missing_ok=True)  # a list must not outlive its files if this is cut short
     own = ram.backbone
     config: dict[str, Any] = {
         "format": FORMAT,
@@ -57,6 +59,7 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, weigh
     if ram.known is not None:
         save_known(ram.known, folder)
     write_json(folder / "config.json", config)
+    write_hashes(folder)
 
 
 def save_known(known: Known, folder: Path) -> None:
@@ -66,22 +69,32 @@ def save_known(known: Known, folder: Path) -> None:
     write_atomic(folder / KNOWN, lambda p: save_file(tensors, p))
 
 
-def load_known(folder: Path) -> Known | None:
-    """What `save_known` wrote, if it did."""
+def load_known(folder: Path, dim: int) -> Known | None:
+    """What `save_known` wrote, if it did, for a text space of `dim` numbers."""
     if not (folder / KNOWN).is_file():
         return None
     tensors = read_tensors(folder / KNOWN)
     if missing := {"rows", "scale", "weights"} - set(tensors):
         raise RamatchError(f"{folder / KNOWN}: {', '.join(sorted(missing))} missing; calibrate again")
-    return Known(tensors["rows"].float() * tensors["scale"], tensors["weights"])
+    rows, scale, weights = (tensors[name].float() for name in ("rows", "scale", "weights"))
+    if (rows.shape, scale.shape, weights.shape) != ((len(scale), dim), (len(scale), 1), (4,)):
+        raise RamatchError(f"{folder / KNOWN}: sizes that do not fit each other or the model; calibrate again")
+    return Known(rows * scale, weights)
 
 
 def is_model_folder(folder: Path, kind: str = FORMAT) -> bool:
-    """Whether this is a folder that `save_ram` wrote (or another kind of ours)."""
+    """Whether this is a folder that `save_ram` wrote (or another kind of ours). One with adapters but without a config
+    that says so is an error: the backbone in it would answer as another model."""
+    adapters = (folder / "ram.safetensors").is_file()
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("format") == kind
-    except (OSError, ValueError, AttributeError):
-        return False
+        found = read_config(folder / "config.json").get("format")
+    except RamatchError:
+        if not adapters:
+            return False
+        raise
+    if adapters and found != FORMAT:
+        raise RamatchError(f"{folder / 'config.json'} is damaged: it is not the one that belongs to ram.safetensors")
+    return found == kind
 
 
 def load_ram(
@@ -92,33 +105,35 @@ def load_ram(
     from .loading import load_backbone
 
     folder = Path(folder)
-    config = read_json(folder / "config.json")
+    check_hashes(folder)
+    config = read_config(folder / "config.json")
     if config.get("format") != FORMAT:
         raise RamatchError(f"{folder} is not a ramatch model folder")
     if config.get("version", 0) > VERSION:
         raise RamatchError(f"{folder} was written by a newer ramatch (format {config['version']}); upgrade to read it")
-    wanted = config["backbone"]
+    wanted = expect(config.get("backbone"), dict, f"{folder / 'config.json'}: 'backbone'")
+    name, mark = wanted.get("name"), wanted.get("fingerprint")
     bundled = (folder / "backbone" / "config.json").is_file()
     if backbone is None and bundled:
         own = load_saved_backbone(folder / "backbone")
     elif isinstance(backbone, Backbone):
         own = backbone
     else:
-        own = load_backbone(backbone or wanted["name"])
-    if (backbone is not None or not bundled) and own.fingerprint() != wanted["fingerprint"]:
+        own = load_backbone(backbone or str(name))
+    if (backbone is not None or not bundled) and own.fingerprint() != mark:
         raise RamatchError(
-            f"the adapters in {folder} belong to backbone '{wanted['name']}' with fingerprint {wanted['fingerprint']}, "
+            f"the adapters in {folder} belong to backbone '{name}' with fingerprint {mark}, "
             f"but '{own.name}' has {own.fingerprint()}: its weights differ; give the right one"
         )
-    size = tuple(wanted.get("image_size", own.preprocess.size))
-    own.preprocess = dataclasses.replace(own.preprocess, size=size)
+    size = expect_numbers(wanted.get("image_size", own.preprocess.size), f"{folder}: image_size")
+    own.preprocess = dataclasses.replace(own.preprocess, size=(int(size[0]), int(size[-1])))
     given = label_features or (folder / LABEL_FEATURES if wanted.get("given_labels") else None)
     if given is not None:
         own.set_label_features(given)
-    ram = RAM(own, RAMConfig.from_dict(config["ram"]))
+    ram = RAM(own, RAMConfig.from_dict(config.get("ram")))
     load_adapters(ram, read_tensors(folder / "ram.safetensors"), str(folder))
-    ram.background = tuple(config.get("background", ()))
-    ram.known = load_known(folder)
+    ram.background = tuple(map(str, expect(config.get("background", []), list, f"{folder}: 'background'")))
+    ram.known = load_known(folder, own.dim)
     return ram.eval()
 
 
@@ -156,12 +171,20 @@ def save_backbone(backbone: Backbone, folder: str | Path, *, weights: str = "fp3
 def load_saved_backbone(folder: str | Path) -> Backbone:
     """Read what `save_backbone` wrote."""
     folder = Path(folder)
-    c = read_json(folder / "config.json")
+    c = read_config(folder / "config.json")
     tokenizer = Tokenizer.from_folder(folder, c["context"]) if c.get("context") else None
-    vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
-    options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
-    with Unfilled():
-        model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
+    try:
+        vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
+        stored = sum(part.stat().st_size for part in folder.glob("model*.safetensors"))
+        for t in (vision, text) if text else (vision,):  # a damaged size must not ask for all memory
+            if t.layers * t.width * (4 * t.width + 2 * t.mlp) + (t.vocab + c["dim"]) * t.width > 2 * stored:
+                raise ValueError("sizes for which its weights are too small")
+        options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
+        with Unfilled():
+            model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # before weights are touched
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise RamatchError(f"{folder / 'config.json'} is damaged or of another version ({reason})") from None
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
         tensors |= read_tensors(part)
@@ -179,10 +202,12 @@ def convert(model: str | Path, out: str | Path, weights: str) -> Path:
         folder = folder / "model"
     if not (is_model_folder(folder) or is_model_folder(folder, BACKBONE_FORMAT)):
         raise RamatchError(f"{model} is not a folder that ramatch wrote; give a model folder or a run folder")
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    check_hashes(folder)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LIST):
         target = out / file.relative_to(folder)
         if file.suffix == ".safetensors" and file.name not in (LABEL_FEATURES, KNOWN):
             write_tensors(read_tensors(file), target, weights)
         else:
             write_atomic(target, partial(shutil.copyfile, file))
+    write_hashes(out)
     return out

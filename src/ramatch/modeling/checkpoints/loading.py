@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RamatchError
-from ...files import read_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import Preprocess
 from . import huggingface, openai
-from .files import download, read_preprocess, read_tensors, read_weights
+from .files import download, read_config, read_preprocess, read_tensors, read_weights
+from .hashes import check_hashes
 from .huggingface import TEXT, VISION, Family, first_position
 from .tokenizer import Tokenizer
 
@@ -44,6 +44,7 @@ def load_backbone(
     """A frozen `Backbone`. `image_size` (side, or (height, width)) resizes the position grid; `act` settles the
     activation of a bare state dict ("quick_gelu" for weights trained by OpenAI, "gelu" for most of open_clip's)."""
     path = bundled_model(str(name)) or Path(name)
+    check_hashes(path)
     if (path / "backbone" / "config.json").is_file():  # a model folder that carries its backbone
         path = path / "backbone"
     if path.is_file():
@@ -73,7 +74,7 @@ def _folder(folder: Path, name: str) -> Backbone:
         return openai.load(folder, name)
     if not (folder / "config.json").is_file():
         raise RamatchError(f"'{name}' has no config.json, so it is not a model folder")
-    raw = read_json(folder / "config.json")
+    raw = read_config(folder / "config.json")
     if raw.get("format") == "ramatch-backbone":
         from .folder import load_saved_backbone
 
@@ -130,7 +131,7 @@ def _family(name: str | Path, part: str, families: dict[str, Family]) -> tuple[P
     """Folder (or file), config, and the family of towers, None where only the whole model can be read."""
     path = Path(name)
     folder = path if path.exists() else download(str(name))
-    raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    raw = read_config(folder / "config.json") if (folder / "config.json").is_file() else {}
     kind = raw.get("model_type", "")
     if kind not in families and kind in VISION | TEXT:
         other = "text" if part == "vision" else "vision"

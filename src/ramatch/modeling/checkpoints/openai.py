@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RamatchError
-from ...files import read_json
 from ..backbone import Backbone, TowerConfig
 from ..preprocess import CLIP_MEAN, CLIP_STD, Preprocess
-from .files import Names, Part, Tensors, assemble, logit_scale, need, read_weights, take, translate
+from .files import Names, Part, Tensors, assemble, logit_scale, need, read_config, read_weights, take, translate
 from .tokenizer import Tokenizer
 
 HEAD_WIDTHS = {1280: 80, 1408: 88, 1664: 104}  # open_clip's ViT-H, g and bigG; every other width has heads of 64
@@ -52,7 +51,7 @@ def text(t: Tensors) -> dict[str, Tensor]:
 
 def load(folder: Path, name: str) -> Backbone:
     """An open_clip folder."""
-    raw = read_json(folder / "open_clip_config.json")
+    raw = read_config(folder / "open_clip_config.json")
     cfg, pre = raw["model_cfg"], raw.get("preprocess_cfg", {})
     words = cfg.get("text_cfg", {})
     return from_state_dict(

@@ -31,7 +31,14 @@ class Tokenizer:
         if (folder / "tokenizer.json").is_file():
             from tokenizers import Tokenizer as Fast
 
-            return cls(Fast.from_file(str(folder / "tokenizer.json")), context)
+            try:
+                made = cls(Fast.from_file(str(folder / "tokenizer.json")), context)
+                made(["a label"])
+                return made
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # the library's own are plain Exceptions, and panics that are not even that
+                raise RamatchError(f"{folder / 'tokenizer.json'}: not a readable tokenizer ({error})") from None
         if not ((folder / "vocab.json").is_file() or (folder / "vocab.txt").is_file()):
             return None
         from transformers import AutoTokenizer  # slow to import, so only for folders without tokenizer.json
