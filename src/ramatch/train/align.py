@@ -62,8 +62,8 @@ class AlignConfig(LoopConfig):
     global_pool: Annotated[str, OneOf(("cls", "cls+mean"))] = "cls+mean"
     # last layers whose self-aware attention makes the regions; 0: the tower's final patches
     saa_layers: Annotated[int, Bound(-1)] = 0
-    vision_layers: Natural = 2  # last vision layers that are tuned
-    epochs: Count = 30
+    vision_layers: Natural = 4  # last vision layers that are tuned
+    epochs: Count = 15
     batch_size: Annotated[int, Bound(2)] = 512
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
