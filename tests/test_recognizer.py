@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -318,6 +319,11 @@ def test_labels_are_looked_for_as_their_kinds_too(calibrator):
         np.testing.assert_allclose(answer.familiarity, by_word.familiarity[:3], atol=1e-6)
         best = both.vocabulary.sought.winners(by_word.probabilities)
         np.testing.assert_allclose(answer.trust, by_word.trust[best], atol=1e-6)  # of the word that says it
+    assert not both.vocabulary.sought.plain
+    both.ram.known = replace(known, weights=torch.tensor([0.0, 0.0, 0.0, -5.0]))
+    both.set_vocabulary(labels)
+    assert both.vocabulary.sought.plain, "words that the model does not know say nothing of others"
+    both.ram.known = known
     both.set_vocabulary("voc20")
     assert both.vocabulary.sought == both.sought(vocabulary("voc20"))
     alone.set_vocabulary(labels)

@@ -34,7 +34,7 @@ from .modeling.matching import MATCHERS
 from .modeling.ram import RAM, Labels
 from .modeling.remembered import REMEMBERED, remembered
 from .modeling.text import clean_labels
-from .prediction import Prediction
+from .prediction import TRUSTED, Prediction
 
 PATIENCE = 4  # batches of one size before it gets a CUDA graph: one photo is tagged before that would be recorded
 
@@ -176,13 +176,18 @@ class Recognizer:
         if isinstance(labels, str) and labels in vocabulary_names():
             labels = bundled_vocabulary(labels)
         found = self.sought(clean_labels(labels))
-        return Vocabulary(self._encode(found.words, templates), found)
+        encoded = self._encode(found.words, templates)
+        return Vocabulary(encoded, self.trusting(found, Words.of(encoded)))
 
     def sought(self, labels: Sequence[str]) -> Sought:
         """Labels with what they are also looked for as. Relative probabilities cannot be joined, and a model without a
         text tower knows no other words."""
         able = self.kinds and self.calibrator is not None and self.ram.backbone.text is not None
         return sought(labels, Lexicon.built_in() if able else None)
+
+    def trusting(self, found: Sought, words: Words) -> Sought:
+        """What is also looked for, without words that the calibrator doubts or the model does not know."""
+        return found if self.calibrator is None else found.among(self.calibrator.trust(words) >= TRUSTED)
 
     def _encode(self, names: Sequence[str], templates: Sequence[str] | None) -> Labels:
         if len(names) < REMEMBERED:

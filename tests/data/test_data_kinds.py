@@ -65,6 +65,11 @@ def test_a_synonym_is_as_probable_as_its_name_a_parent_needs_to_agree(lexicon: L
     p[0, 0] = 0.99  # surer of the label itself than of any kind
     assert found.combine(p)[0, 0] == pytest.approx(0.99)
     assert found.words[found.winners(p[0])[0]] == "animal"
+    some = found.among(np.array([word != "dog" for word in found.words]))
+    assert (some.labels, some.words) == (found.labels, found.words)
+    dog = found.words.index("dog")
+    assert some.kinds == tuple(tuple(c for c in group if c != dog) for group in found.kinds)
+    assert dog in found.kinds[0]
     p = np.random.default_rng(0).random((2, 5, len(found.words)))
     assert found.winners(p).tolist() == [[found.winners(row).tolist() for row in block] for block in p]
     certain = found.combine(np.ones_like(p))

@@ -9,7 +9,7 @@ was chosen on validation images and words (docs/words.md).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class Sought:
     def plain(self) -> bool:
         """Whether each label is looked for as itself alone."""
         return not any(self.same) and not any(self.kinds)
+
+    def among(self, trusted: np.ndarray) -> Sought:
+        """Only those other words that are `trusted` (W,): one whose probability is drawn to even odds would say of
+        every picture that the label may be there."""
+
+        def kept(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+            return tuple(tuple(column for column in group if trusted[column]) for group in groups)
+
+        return replace(self, same=kept(self.same), kinds=kept(self.kinds))
 
     def joint(self, probabilities: np.ndarray, label: int) -> np.ndarray:
         """(…, W) → (…, 1 + same + kinds): a label's own probability, and what each other word says of it. A kind must

@@ -226,7 +226,7 @@ class Library:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""
         names, view, asked = tuple(labels), self.snapshot(recognizer), recognizer.sought(labels)
         directions, words = encode_words(recognizer, asked.words)
-        encoded, trust = Labels(directions), None
+        asked, encoded, trust = recognizer.trusting(asked, words), Labels(directions), None
         known = None if words.familiarity is None else words.familiarity[: len(names)].numpy()
         files: dict[int, list[tuple[bytes, int, int]]] = {}
         select = "SELECT row, path, width, height FROM files JOIN photos ON photos.id = photo ORDER BY path"

@@ -69,6 +69,7 @@ def rank(
     rows = view.rows[places.numpy()]
     each = np.ones((len(rows), 0))
     if words is not None and len(rows):
+        found = recognizer.trusting(found, words)
         best = torch.cat([top for _, top in Labels(directions).best(view.arrays, rows)])
         each = found.combine(probabilities(recognizer, image[:, : len(found.words)], best, words, independent=True)[0])
     total = each[:, :split].prod(1) * (1 - each[:, split:]).prod(1)
