@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "ramatch"
-TREES = ("src", "tests", "benchmarks", "scripts")
+TREES = ("src", "tests", "benchmarks", "scripts", "soak")
 LINE_LENGTH, FUNCTION_LINES, PARAMETERS = 120, 60, 8
 PACKAGE_LINES = 19_550
 
