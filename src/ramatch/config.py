@@ -32,6 +32,8 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 WEIGHTS = ("fp32", "fp16", "int8")  # on disk
 MAPS = ("similarity", "plan")
 PROTOCOLS = ("zsl", "gzsl")
+# what the mark of a label says whose probability is not to be trusted (the page says the same)
+GUESS = "take the number as a guess: ramatch hardly knows the word, or captions often leave it out"
 
 # Settings that a trained model may be tested with in another way: they touch matching and scores, not what was learned.
 TEST_SETTINGS = (

@@ -20,6 +20,7 @@ from cli_helpers import LABELS, put_photos
 import ramatch.recognizer
 from ramatch.assets import GENERAL, vocabulary
 from ramatch.cli import main
+from ramatch.config import GUESS
 from ramatch.errors import RamatchError
 from ramatch.prediction import Prediction
 
@@ -235,7 +236,7 @@ def test_words_that_were_not_learned_are_marked(tag, photos, monkeypatch):
     lines = tag(photos, "--labels", "cat,dog,xqzt").out.splitlines()
     assert [line[:13].rstrip() for line in lines[:4]] == ["a.jpg", "  dog    0.80", "  xqzt   0.60", "  cat    0.20"]
     assert [line[13] for line in lines[1:4]] == [" ", "?", " "]
-    assert lines[-1] == "?: ramatch does not know this word well; take the number as a guess"
+    assert lines[-1] == f"?: {GUESS}"
     assert sum("?" in line for line in lines) == 2, "said once"
     rows = list(csv.DictReader(io.StringIO(tag(photos, "--labels", "cat,dog,xqzt", "--format", "csv").out)))
     marked = {r["label"]: (r["probability"], r["calibrated"], r["familiarity"], r["relative"]) for r in rows[:3]}

@@ -15,6 +15,7 @@ from serve_browser import chromium, watch
 from serve_fakes import FakeRecognizer, picture
 
 from ramatch.assets import vocabulary
+from ramatch.config import GUESS
 from ramatch.serve.app import create_app
 from ramatch.serve.settings import ServeSettings
 from ramatch.serve.static import PAGE
@@ -111,7 +112,7 @@ def test_words_not_known_well_and_relative_scores_are_shown_for_what_they_are(pa
     page.route("**/v1/tag", change(calibrated=True))
     page.click("#thumbs button >> nth=2")
     until(page, "document.querySelector('.label .value')?.textContent.endsWith(' ?')")
-    assert "ramatch does not know this word well" in page.locator(".label .name").first.get_attribute("title")
+    assert GUESS in page.locator(".label .name").first.get_attribute("title")
     assert sum(text.endswith("?") for text in page.locator(".label .value").all_inner_texts()) == 1
     assert not page.is_visible("#uncalibrated")
     page.unroute("**/v1/tag")

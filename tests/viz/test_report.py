@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from ramatch.assets import photo_paths
+from ramatch.config import GUESS
 from ramatch.errors import RamatchError
 from ramatch.prediction import Prediction
 from ramatch.viz.report import write_report
@@ -180,7 +181,7 @@ def test_a_word_that_was_not_learned_is_marked_and_explained(tmp_path: Path) -> 
     text = write_report([found], [image()], tmp_path / "r.html").read_text(encoding="utf-8")
     page = Reader(text)
     titles = [a["title"] for a in page.all("span") if a.get("class") == "name"]
-    assert titles[:2] == ["cat", "dog: ramatch does not know this word well; take the number as a guess"]
+    assert titles[:2] == ["cat", f"dog: {GUESS}"]
     assert [t for t in page.texts if t.endswith(" ?")] == ["74 % ?"]
     assert "not calibrated" not in text
 

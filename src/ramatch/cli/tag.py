@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ..assets import GENERAL
+from ..config import GUESS
 from ..errors import RamatchError, printable
 from ._shared import add_labels, add_matcher, add_model, cell, cleaning_up, count, labels_of, load_recognizer, share
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..prediction import Prediction
 
 TOP = 5  # labels per image, unless told
-UNSURE = "?: ramatch does not know this word well; take the number as a guess\n"
+UNSURE = f"?: {GUESS}\n"
 RELATIVE = "relative scores, which compare the labels: the model is not calibrated\n"
 REPORT_TOP = 15  # labels listed per image on a page, where the threshold alone would choose
 

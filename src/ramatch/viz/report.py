@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..config import GUESS
 from ..data.images import ImageError, load_image
 from ..errors import RamatchError
 from ..files import write_atomic
 from ..prediction import Prediction
 
-GUESS = "ramatch does not know this word well; take the number as a guess"
 RELATIVE = "Relative scores, which compare these labels: the model is not calibrated."
 _PACKAGE = Path(__file__).parents[1]
 _PARTS = _PACKAGE / "assets" / "report"

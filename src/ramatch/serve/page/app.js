@@ -170,7 +170,7 @@ function row(label, below) {
   button.setAttribute("aria-pressed", String(label.label === state.held));
   const parts = ["name", "track", "value"].map((name) => Object.assign(document.createElement("span"), { className: name }));
   parts[0].textContent = label.label;
-  const guess = unsure(label) ? ": ramatch does not know this word well; take the number as a guess" : "";
+  const guess = unsure(label) ? ": take the number as a guess: ramatch hardly knows the word, or captions often leave it out" : "";
   parts[0].title = [label.label + guess, ...(label.parents || [])].join(" · ");
   parts[2].textContent = shown(label);
   const fill = Object.assign(document.createElement("span"), { className: "fill" });
