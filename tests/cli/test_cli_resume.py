@@ -166,7 +166,15 @@ def test_files_that_somebody_changed_are_not_gone_on_with(tag, photos, tmp_path)
         assert out.read_bytes() == changed
     out.write_bytes(good)
     first, rest = journal.read_bytes().split(b"\n", 1)
-    for damaged in (b"", b"\xff{", b"[]\n", b'{"settings": 3}\n', first + b"\n[1, 2, 3]\n", first + b"\n{}\n" + rest):
+    for damaged in (
+        b"",
+        b"\xff{",
+        b"[]\n",
+        b'{"settings": 3}\n',
+        first + b"\n[1, 2, 3]\n",
+        first + b'\n["a", 2.5, 3]\n',
+        first + b"\n{}\n" + rest,
+    ):
         journal.write_bytes(damaged)
         result = tag(photos, out, "--resume")
         assert (result.code, result.out) == (2, "")
@@ -181,6 +189,7 @@ def test_what_cannot_be_resumed(tag, ramatch, photos, tmp_path):
     ramatch("tag", photos, "--resume").refused("--resume needs --out")
     for name in ("t.json", "t.txt", "t"):
         tag(photos, tmp_path / name, "--resume").refused("--format jsonl or csv")
+    tag(photos, tmp_path / "t.csv", "--resume", "--overwrite").refused("not allowed with")
     tag(photos, tmp_path / "t.csv", "--resume", "--report", tmp_path / "r.html").refused("--report")
     (tmp_path / "d.csv").mkdir()
     tag(photos, tmp_path / "d.csv", "--resume").refused("d.csv")

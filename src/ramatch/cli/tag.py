@@ -44,8 +44,11 @@ def add_verbs(verbs: Any) -> None:
     add("--threshold", type=share, metavar="P", help="only labels with at least this probability")
     add("--format", choices=FORMATS, help="default: by the ending of F (.json, .jsonl, .csv, .txt), else table")
     add("--out", metavar="F", help="write to a new file instead of standard output; jsonl and csv row by row")
-    add("--resume", action="store_true", help="go on with F where a run with jsonl or csv ended; failed images again")
-    add("--overwrite", action="store_true", help="write F even if it exists")
+    existing = group.add_mutually_exclusive_group().add_argument
+    existing(
+        "--resume", action="store_true", help="go on with F where a run with jsonl or csv ended; failed images again"
+    )
+    existing("--overwrite", action="store_true", help="write F even if it exists")
     add("--maps", action="store_true", help="with json or jsonl: each label's region map")
     add("--report", metavar="F.html", help="also write one self-contained page with images, labels and maps")
     add_matcher(group)
