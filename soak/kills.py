@@ -12,7 +12,7 @@ from soak.process import run as run_process
 def killed(
     argv: list[str], root: Path, kills: int, *, seed: int, limit: float, **more: str
 ) -> tuple[list[Any], list[str]]:
-    """The runs (name, exit code, kills), first the one that was left alone, and faults. `more`: see kill_worker.main."""
+    """The runs (name, exit code, kills), first the one left alone, and faults. `more`: see kill_worker.main."""
     values = {"argv": argv, "root": str(root), "kills": kills, "seed": seed, "limit": limit, **more}
     done = run_process(["-m", "soak.kill_worker", json.dumps(values)], limit=limit + 100)
     runs = [json.loads(line) for line in done.out.splitlines() if line.startswith(b"{")]

@@ -1,4 +1,5 @@
-"""Index, save, tag, adapt and align under SIGKILL: what is on the disk afterwards is the old, the new, or refused, never half of one."""
+"""Index, save, tag, adapt and align under SIGKILL: what is on the disk afterwards is the old, the new, or refused,
+never half of one."""
 
 from __future__ import annotations
 
