@@ -1,4 +1,5 @@
-"""Index and save under SIGKILL: what is on the disk afterwards is the old, the new, or refused, never half of one."""
+"""Index, save, tag, adapt and align under SIGKILL: what is on the disk afterwards is the old, the new, or refused,
+never half of one."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import subprocess
 import time
 from pathlib import Path
 
+from soak.kills import killed
 from soak.pictures import encode, noise
 from soak.process import run as run_process
 from soak.process import start as start_process
 from soak.report import Soak
-from soak.worlds import LABELS, tiny_model
+from soak.worlds import LABELS, tiny_captions, tiny_model
 
 SAVE = """
 import sys
@@ -29,6 +31,8 @@ def run(soak: Soak) -> None:
     model, rng = tiny_model(soak.folder("model")), random.Random(soak.seed)
     _index(soak, model, rng)
     _save(soak, model, rng)
+    _tag(soak, model)
+    _folders(soak)
 
 
 def _photos(folder: Path, count: int) -> Path:
@@ -86,3 +90,37 @@ def _save(soak: Soak, model: Path, rng: random.Random) -> None:
         if done.code == 0 and done.out != right:
             misses.append(f"kill {i + 1}: loads, and answers something else")
     soak.check("saving a model", "loads as it was saved, or is refused in words", misses, cases=kills, since=start)
+
+
+def _tag(soak: Soak, model: Path) -> None:
+    photos, kills = _photos(soak.folder("photos"), soak.size(200, 40)), soak.size(50, 4)
+    for form in ("jsonl", "csv"):
+        start, root = time.monotonic(), soak.folder(f"tag {form}")
+        argv = ["tag", str(photos), "--labels", LABELS, "--model", str(model), "--batch-size", "2", "--quiet"]
+        argv += ["--device", "cpu", "--out", "{out}", "--resume"]
+        limits = {"seed": soak.seed, "limit": soak.size(150, 30)}
+        runs, misses = killed(argv, root, kills, suffix=f".{form}", check="rows", **limits)
+        rows = [sorted((root / each["run"]).read_bytes().splitlines()) for each in runs if each["code"] == 0]
+        if not all(rows) or any(other != rows[0] for other in rows):
+            misses.append(f"other rows than those of a run that was never stopped: {[len(part) for part in rows]}")
+        required = "after SIGKILLs, --resume ends with the rows of a whole run; all whole rows are right at any time"
+        soak.check(f"tag --resume, {form}", required, misses, cases=sum(r["killed"] for r in runs), since=start)
+
+
+def _folders(soak: Soak) -> None:
+    verbs = tiny_captions(soak.folder("captions"))
+    for name, argv in verbs.items():
+        start, root = time.monotonic(), soak.folder(name)
+        limits = {"seed": soak.seed, "limit": soak.size(200, 40)}
+        runs, misses = killed([*argv, "--out", "{out}"], root, soak.size(30, 4), check="folder", **limits)
+        for each in runs:
+            misses += [f"{each['run']}: {what}" for what in _other_weights(root / "whole", root / each["run"])]
+        required = "after SIGKILLs its folder is not there, or whole; run again, it ends with the same weights"
+        soak.check(name, required, misses, cases=sum(r["killed"] for r in runs), since=start)
+
+
+def _other_weights(whole: Path, folder: Path) -> list[str]:
+    names = [p.relative_to(whole) for p in whole.rglob("*.safetensors")]
+    if not names:
+        return ["no weights were written"]
+    return [f"{n} differs" for n in names if (whole / n).read_bytes() != (folder / n).read_bytes()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from soak import run_folder
+from soak.kills import killed
 from soak.process import Done
 from soak.process import run as run_process
 from soak.process import start as start_process
@@ -48,17 +48,11 @@ def _refused(done: Done) -> list[str]:
 
 def _kills(soak: Soak, recipe: Path) -> None:
     start, root, kills = time.monotonic(), soak.folder("kills"), soak.size(50, 2)
-    values = {"recipe": str(recipe), "root": str(root), "kills": kills, "seed": soak.seed, "limit": soak.size(300, 30)}
-    done = run_process(["-m", "soak.train_worker", json.dumps(values)], limit=soak.size(400, 60))
-    runs = [json.loads(line) for line in done.out.splitlines() if line.startswith(b"{")]
-    misses, left = done.faults(), []
-    landed = sum(each["killed"] for each in runs)
-    if landed < kills:
-        misses.append(f"only {landed} kills of {kills} in the time")
+    argv = ["train", "--recipe", str(recipe), "--out", "{out}", "--resume", "auto"]
+    runs, misses = killed(argv, root, kills, seed=soak.seed, limit=soak.size(300, 30))
+    landed, left = sum(each["killed"] for each in runs), list[str]()
     for each in runs:
         if each["code"] != 0:
-            log = (root / f"{each['run']}.log").read_text(errors="replace").strip().splitlines()[-1:]
-            misses.append(f"{each['run']}: exit code {each['code']} {' '.join(log)[-200:]}")
             continue
         misses += [f"{each['run']}: {what}" for what in run_folder.differences(root / "whole", root / each["run"])]
         left += [f"{each['run']}: {what}" for what in run_folder.broken(root / each["run"])]

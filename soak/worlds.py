@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from soak.process import ROOT
+from soak.process import ROOT, run
 
 LABELS = "cat,dog,kite,red,blue,person,bicycle"
 
@@ -40,3 +40,29 @@ def tiny_training(root: Path, **changes: Any) -> dict[str, Any]:
 
     tiny_world(root)
     return tiny_values(root, **changes)
+
+
+def tiny_captions(root: Path) -> dict[str, list[str]]:
+    """Captioned and labelled images under `root`; `ramatch align` and `ramatch adapt` on them, all but --out."""
+    _helpers()
+    from align_helpers import put_squares, tiny_towers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    (vision, text), data = tiny_towers(root), put_squares(root / "data", 30)
+    align = ["align", "--vision", str(vision), "--text", str(text), "--captions", str(data), "--device", "cpu"]
+    align += [
+        "epochs=2",
+        "vision_layers=1",
+        "image_size=32",
+        "dim=16",
+        "batch_size=12",
+        "min_images=3",
+        "views=1",
+        "ignore_above=0.9999",
+    ]
+    run(["-m", "ramatch", *align, "--out", str(root / "aligned")])
+    adapt = ["adapt", "--backbone", str(root / "aligned"), "--captions", str(data / "captions.json"), "--device", "cpu"]
+    adapt += ["--data", str(data / "labels.json"), "--views", "2", "--min-images", "3", "--max-tags", "8", "epochs=2"]
+    adapt += ["lexicon=none", "adapted_layers=1", "saa_layers=1", "prompt_layers=1", "visual_prompts=2"]
+    return {"align": align, "adapt": [*adapt, "prompt_tokens=2"]}

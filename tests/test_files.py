@@ -19,6 +19,7 @@ from ramatch.files import (
     parse_json,
     read_json,
     read_lines,
+    whole_folder,
     write_atomic,
     write_json,
     write_text,
@@ -128,3 +129,22 @@ def test_values_are_of_the_kind_expected():
     for wrong in ("a", None, [], float("nan"), "inf", 10**400):
         with pytest.raises(RamatchError, match=r"x is .*; expected numbers"):
             expect_numbers([1, wrong], "x")
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "model"
+    leftover = target.parent / ".model.tmp"
+    leftover.mkdir(parents=True)
+    (leftover / "half").write_text("of one that was killed")
+    with pytest.raises(ZeroDivisionError), whole_folder(target) as folder:
+        1 / len(list(folder.iterdir()))  # it is empty
+    assert list(target.parent.iterdir()) == []
+    target.mkdir()  # an empty one may be there
+    with whole_folder(target) as folder:
+        (folder / "a.json").write_text("{}")
+        assert list(target.iterdir()) == []
+    assert [p.name for p in target.parent.iterdir()] == ["model"]
+    assert [p.name for p in target.iterdir()] == ["a.json"]
+    with pytest.raises(RamatchError, match="not an empty folder"), whole_folder(target):
+        pass
+    assert (target / "a.json").exists()

@@ -7,7 +7,9 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,3 +131,20 @@ def new_folder(path: str | Path) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RamatchError(f"{path} exists and is not an empty folder; choose a new one")
     return path
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill beside a new one, then renamed into its place: a crash leaves none, or the whole."""
+    path = Path(os.path.realpath(new_folder(path)))
+    if os.path.ismount(path):  # cannot be replaced
+        yield path
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of one that was killed
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

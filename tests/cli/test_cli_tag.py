@@ -160,7 +160,10 @@ def test_out_is_written_whole_or_not_at_all(tag, photos, tmp_path, monkeypatch):
         return inner(self, *arguments, **options)
 
     monkeypatch.setattr(ramatch.recognizer.Recognizer, "predict_loaded", second_fails)
-    tag(photos, "--labels", "cat,dog", "--format", "json", "--out", out, "--batch-size", 1).refused("the model broke")
+    again = ("--labels", "cat,dog", "--out", out, "--batch-size", 1)
+    tag(photos, *again).refused("tags.json exists; --overwrite to begin anew")
+    assert calls == []
+    tag(photos, *again, "--overwrite").refused("the model broke")
     assert len(calls) == 2
     assert out.read_text() == before
     assert [p.name for p in out.parent.iterdir()] == ["tags.json"]
@@ -437,7 +440,7 @@ def test_names_that_are_not_text_reach_neither_terminal_nor_traceback(tag, photo
     with open(os.path.join(os.fsencode(folder), b"\x1b]0;broken\x07.png"), "wb") as file:
         file.write(b"broken")
     for style in ("table", "csv", "json", "jsonl"):
-        for out in ((), ("--out", tmp_path / "out.txt")):
+        for out in ((), ("--out", tmp_path / "out.txt", "--overwrite")):
             result = tag(folder, "--labels", "red,blue", "--format", style, *out)
             assert result.code == 1
             assert "could not read" in result.err

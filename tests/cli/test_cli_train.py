@@ -257,6 +257,7 @@ def test_align_then_adapt_then_tag(ramatch, tmp_path):
     result = ramatch(
         "align",
         "epochs=2",
+        "vision_layers=1",
         "--vision",
         vision,
         "--text",

@@ -76,7 +76,7 @@ CHECKS: dict[str, set[str]] = {  # part → its requirements
         "log",
         "2 MB of zeros",
     },
-    "saving": {"index", "saving a model"},
+    "saving": {"index", "saving a model", "tag --resume, jsonl", "tag --resume, csv", "align", "adapt"},
     "workers": {"worker death", "parent death"},
 }
 NOT_TESTED = {"load": {"latency"}}  # a percentile of a few seconds on a busy machine says little: the long form has it

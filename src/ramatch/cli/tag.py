@@ -8,15 +8,16 @@ import io
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..assets import GENERAL
 from ..config import GUESS
 from ..errors import RamatchError, printable
 from ._shared import add_labels, add_matcher, add_model, cell, cleaning_up, count, labels_of, load_recognizer, share
+from .tagfile import Write, check_out, settings_of, write_answers
 
 if TYPE_CHECKING:
     from ..prediction import Prediction
@@ -42,8 +43,13 @@ def add_verbs(verbs: Any) -> None:
     add = group.add_argument
     add("--top", type=count, metavar="K", help=f"at most K labels per image (default: {TOP} without --threshold)")
     add("--threshold", type=share, metavar="P", help="only labels with at least this probability")
-    add("--format", choices=FORMATS, default="table")
-    add("--out", metavar="F", help="write to a file instead of standard output")
+    add("--format", choices=FORMATS, help="default: by the ending of F (.json, .jsonl, .csv, .txt), else table")
+    add("--out", metavar="F", help="write to a new file instead of standard output; jsonl and csv row by row")
+    existing = group.add_mutually_exclusive_group().add_argument
+    existing(
+        "--resume", action="store_true", help="go on with F where a run with jsonl or csv ended; failed images again"
+    )
+    existing("--overwrite", action="store_true", help="write F even if it exists")
     add("--maps", action="store_true", help="with json or jsonl: each label's region map")
     add("--report", metavar="F.html", help="also write one self-contained page with images, labels and maps")
     add_matcher(group)
@@ -53,14 +59,14 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..files import write_atomic
     from ..recognizer import predict_files
 
-    if arguments.maps and arguments.format not in ("json", "jsonl"):
-        raise RamatchError("--maps needs --format json or jsonl: a table has no room for maps")
     labels = labels_of(arguments)
     paths, failed = _find(arguments.images)
     _spare_pictures(arguments, paths)
+    check_out(arguments)
+    if arguments.maps and arguments.format not in ("json", "jsonl"):
+        raise RamatchError("--maps needs --format json or jsonl: a table has no room for maps")
     total = len(paths) + len(failed)
     recognizer = load_recognizer(arguments, cache=0)  # every image is seen once
     if arguments.threshold is not None and not recognizer.calibrated:
@@ -68,14 +74,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
     own = recognizer.ram.backbone.given_labels  # of a model without a text tower
     recognizer.set_vocabulary(labels or list(own) or GENERAL)
+    settings = settings_of(arguments, labels or list(own) or GENERAL)
     options = {"maps": arguments.maps or bool(arguments.report), "matcher": arguments.matcher, "failed": failed}
     progress = not arguments.quiet and sys.stderr.isatty()
-    answers = predict_files(recognizer, paths, batch_size=arguments.batch_size, progress=progress, **options)
+    options |= {"batch_size": arguments.batch_size, "progress": progress}
+
+    def answer(write: Write, done: Container[str]) -> None:
+        left = [path for path in paths if str(path) not in done]
+        if arguments.resume:
+            print(f"ramatch: {len(paths) - len(left)} of {total} images are answered already", file=sys.stderr)
+        _answer(predict_files(recognizer, left, **options), write, arguments)
+
     with cleaning_up():
-        if arguments.out:
-            write_atomic(arguments.out, lambda path: _answer_file(answers, path, arguments))
-        else:
-            _answer(answers, sys.stdout, arguments)
+        write_answers(arguments, FORMATS[arguments.format].head, settings, answer)
     for path, reason in failed:
         print(f"ramatch: could not read {printable(path)}: {printable(reason)}", file=sys.stderr)
     if failed:
@@ -108,16 +119,10 @@ def _spare_pictures(arguments: argparse.Namespace, paths: list[Path]) -> None:
             raise RamatchError(f"{option} {out} is the name of an image, which would be overwritten with text")
 
 
-def _answer_file(answers: Iterator[Prediction], path: Path, arguments: argparse.Namespace) -> None:
-    # a name that is not UTF-8 gets a stand-in, not a crash
-    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
-        _answer(answers, file, arguments)
-
-
-def _answer(answers: Iterator[Prediction], file: TextIO, arguments: argparse.Namespace) -> None:
+def _answer(answers: Iterator[Prediction], write: Write, arguments: argparse.Namespace) -> None:
     """Write every answer as it comes, and the page beside it; no more than a batch is held."""
     top = arguments.top or (None if arguments.threshold is not None else TOP)
-    written = _written(answers, file, arguments, top)
+    written = _written(answers, write, arguments, top)
     first = next(written, None) if arguments.report else None
     if first is not None:
         from ..viz.report import write_report
@@ -129,18 +134,17 @@ def _answer(answers: Iterator[Prediction], file: TextIO, arguments: argparse.Nam
 
 
 def _written(
-    answers: Iterator[Prediction], file: TextIO, arguments: argparse.Namespace, top: int | None
+    answers: Iterator[Prediction], write: Write, arguments: argparse.Namespace, top: int | None
 ) -> Iterator[Prediction]:
     """Pass the answers on as they are written. A page that was asked for is finished even if no one reads these."""
     form, chosen = FORMATS[arguments.format], {"top": top, "threshold": arguments.threshold, "maps": arguments.maps}
     reader_left = False
 
-    def put(text: str) -> None:
+    def put(text: str, image: str | None = None) -> None:
         nonlocal reader_left
         try:
-            if text and not reader_left:
-                file.write(text)
-                file.flush()
+            if not reader_left:
+                write(text, image)
         except BrokenPipeError:
             if not arguments.report:
                 raise
@@ -150,7 +154,7 @@ def _written(
     between, notes = "", dict[str, None]()
     for prediction in answers:
         answer = prediction.to_dict(**chosen)
-        put(between + form.one(answer))
+        put(between + form.one(answer), answer["image"])
         between = form.between
         if not all(entry["calibrated"] for entry in answer["labels"]):
             notes[UNSURE if answer["calibrated"] else RELATIVE] = None

@@ -26,7 +26,7 @@ from ..data.splits import find_data, read_split
 from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..evaluation.familiarity import known_words
-from ..files import new_folder, write_json, write_text
+from ..files import new_folder, whole_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_ram
 from ..modeling.known import LEAST
@@ -231,7 +231,6 @@ def adapt_folder(
     model.background = tuple(background)
     if len(broad.names) >= LEAST:
         model.known = known_words(model.eval(), broad.names)
-    save_ram(model.eval(), out, with_backbone=True, weights=config.weights)
     tags = broad.names[broad.labels :]
     everything = {r.key for r in captioned} | {r.key for r in labelled.records}
     report = {
@@ -246,8 +245,10 @@ def adapt_folder(
         "data": [s.to_dict() | {"path": Path(s.path).name} for s in (*summaries, labelled.summary)],
         "log": log,
     }
-    write_text(out / "tags.txt", "".join(f"{tag}\n" for tag in tags))
-    write_json(out / "adapt.json", report)
+    with whole_folder(out) as folder:
+        save_ram(model.eval(), folder, with_backbone=True, weights=config.weights)
+        write_text(folder / "tags.txt", "".join(f"{tag}\n" for tag in tags))
+        write_json(folder / "adapt.json", report)
     return report
 
 

@@ -31,7 +31,7 @@ from ..data.splits import hold_out
 from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..evaluation.retrieval import retrieval
-from ..files import new_folder, write_json, write_text
+from ..files import new_folder, whole_folder, write_json, write_text
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_backbone
 from ..modeling.kernels.ops import smooth_max
@@ -456,7 +456,8 @@ def align_folder(
     report |= {"seconds": round(result.seconds, 1), "settings": config.to_dict()}
     if held:
         report["retrieval"] = retrieval(result.backbone, decode_all(held, preprocess), [r.captions for r in held])
-    save_backbone(result.backbone, out)
-    write_text(out / "tags.txt", "\n".join(result.tags) + "\n")
-    write_json(out / "alignment.json", report | {"log": result.log})
+    with whole_folder(out) as folder:
+        save_backbone(result.backbone, folder)
+        write_text(folder / "tags.txt", "\n".join(result.tags) + "\n")
+        write_json(folder / "alignment.json", report | {"log": result.log})
     return report
