@@ -57,18 +57,24 @@ def test_one_label_or_hundreds(mini):
         ("tourist", "person", (8, 14), (5, 14)),
         ("boats", "sunset", (0, 14), (0, 5)),
         ("street", "person", (4, 9), (8, 13)),
-        ("plants", "vase", (6, 11), (4, 12)),
     ],
 )
 def test_it_points_at_things(mini, photo, label, columns, rows):
-    mini.set_vocabulary(["flag", "building", "person", "boat", "sunset", "vase"])
+    mini.set_vocabulary(["flag", "building", "person", "boat", "sunset"])
     found = mini.predict(PHOTOS[photo], maps=True).heatmap(label)
     assert columns[0] <= found.sum(0).argmax() < columns[1]
     assert rows[0] <= found.sum(1).argmax() < rows[1]
 
 
-def test_the_plan_points_where_an_outlier_at_the_edge_misleads_similarities(mini):
-    mini.set_vocabulary(["boat", "lake", "sunset", "mountain"])
-    found = mini.predict(PHOTOS["boats"], plan=True).heatmap("boat", kind="plan")
-    assert 4 <= found.sum(0).argmax() < 11
-    assert 5 <= found.sum(1).argmax() < 11
+@pytest.mark.parametrize(
+    ("photo", "labels", "columns", "rows"),
+    [
+        ("boats", ["boat", "lake", "sunset", "mountain"], (4, 11), (5, 11)),
+        ("plants", ["vase", "table", "flower"], (6, 11), (4, 12)),
+    ],
+)
+def test_the_plan_points_where_an_outlier_at_the_edge_misleads_similarities(mini, photo, labels, columns, rows):
+    mini.set_vocabulary(labels)
+    found = mini.predict(PHOTOS[photo], plan=True).heatmap(labels[0], kind="plan")
+    assert columns[0] <= found.sum(0).argmax() < columns[1]
+    assert rows[0] <= found.sum(1).argmax() < rows[1]
