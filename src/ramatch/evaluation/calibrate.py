@@ -137,7 +137,8 @@ def calibrate(
     files.write_json(target, calibrator.to_dict())
     if further.known is not None and ram.known is not None:
         save_known(ram.known, folder)
-    files.write_json(folder / "calibration_report.json", {"notes": notes, **report})
+    told = [note.replace(str(path), path.name) for note in notes]  # models travel, folders do not
+    files.write_json(folder / "calibration_report.json", {"notes": told, **report})
     write_hashes(folder)
     return CalibrationResult(calibrator, target, report, tuple(notes))
 
