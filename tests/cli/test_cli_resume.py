@@ -226,7 +226,8 @@ def test_a_full_disk_keeps_whole_rows(tag, photos, tmp_path, monkeypatch):
 
 
 HANGS = """
-import sys, time, ramatch.recognizer as r
+import signal, sys, time, ramatch.recognizer as r
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 inner, calls = r.Recognizer.predict_loaded, []
 def slow(self, *a, **k):
     calls.append(1)

@@ -187,7 +187,8 @@ def test_an_interruption_leaves_no_temporary_file(photos, model, tmp_path, numbe
     """Killed while it writes: the process hangs in its second batch until the signal comes."""
     folder = tmp_path / "out"
     code = (
-        "import sys, time, ramatch.recognizer as r\n"
+        "import signal, sys, time, ramatch.recognizer as r\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "inner, calls = r.Recognizer.predict_loaded, []\n"
         "def slow(self, *a, **k):\n"
         "    calls.append(1)\n"
@@ -340,9 +341,11 @@ def test_without_labels_a_general_vocabulary_is_used(tag, photos):
     assert set(names) <= set(vocabulary(GENERAL))
     for entry in answer["labels"]:
         assert not set(entry["parents"]) & set(names), "each thing is said once"
-    assert json.loads(tag(photos / "img1.png", "--vocabulary", "general", "--format", "json", "--top", 20).out) == [
-        answer
-    ]
+    (again,) = json.loads(tag(photos / "img1.png", "--vocabulary", "general", "--format", "json", "--top", 20).out)
+    # a random model's scores lie so close together that the last bits order them
+    scores, others = ({entry["label"]: entry["score"] for entry in found["labels"]} for found in (answer, again))
+    assert len(scores.keys() & others.keys()) >= 18
+    assert list(scores.values()) == pytest.approx(list(others.values()), abs=1e-3)
     (asked,) = json.loads(tag(photos / "img1.png", "--labels", "cat,animal", "--format", "json").out)
     assert not any("parents" in entry for entry in asked["labels"])
 

@@ -39,6 +39,7 @@ def test_learned_words_are_familiar_and_nonsense_is_not(ram, known):
 
 
 def test_labels_carry_it_but_not_in_training(ram, known):
+    own, ram.known = ram.known, None
     assert ram.encode_labels(["dog"]).familiarity is None
     ram.known = known
     try:
@@ -49,7 +50,7 @@ def test_labels_carry_it_but_not_in_training(ram, known):
         ram.train()
         assert ram.encode_labels(["dog"]).familiarity is None
     finally:
-        ram.known = None
+        ram.known = own
         ram.eval()
 
 
