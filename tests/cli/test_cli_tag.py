@@ -342,10 +342,9 @@ def test_without_labels_a_general_vocabulary_is_used(tag, photos):
     for entry in answer["labels"]:
         assert not set(entry["parents"]) & set(names), "each thing is said once"
     (again,) = json.loads(tag(photos / "img1.png", "--vocabulary", "general", "--format", "json", "--top", 20).out)
-    # a random model's scores lie so close together that the last bits order them
-    scores, others = ({entry["label"]: entry["score"] for entry in found["labels"]} for found in (answer, again))
-    assert len(scores.keys() & others.keys()) >= 18
-    assert list(scores.values()) == pytest.approx(list(others.values()), abs=1e-3)
+    # the tiny tokenizer knows few words: many labels are alike, and the last bits order them
+    scores, others = ([entry["score"] for entry in found["labels"]] for found in (answer, again))
+    assert scores == pytest.approx(others, abs=1e-4)
     (asked,) = json.loads(tag(photos / "img1.png", "--labels", "cat,animal", "--format", "json").out)
     assert not any("parents" in entry for entry in asked["labels"])
 
