@@ -107,7 +107,7 @@ def calibrate(
     test = None
     if path.is_dir() and (path / "test_gzsl.json").is_file() and not (split or "").startswith("test"):
         test = read_test(path, "gzsl", images_root=images_root)
-        notes.append(f"reported on {test.note}, {len(test.annotations):,} images")
+        notes.append(f"reported on {test.note.replace(str(path), path.name)}, {len(test.annotations):,} images")
     others = further.read(images_root)
     ram = load_model(folder, **loading).ram
     if further.known is not None:
@@ -137,8 +137,7 @@ def calibrate(
     files.write_json(target, calibrator.to_dict())
     if further.known is not None and ram.known is not None:
         save_known(ram.known, folder)
-    told = [note.replace(str(path), path.name) for note in notes]  # models travel, folders do not
-    files.write_json(folder / "calibration_report.json", {"notes": told, **report})
+    files.write_json(folder / "calibration_report.json", {"notes": notes, **report})
     write_hashes(folder)
     return CalibrationResult(calibrator, target, report, tuple(notes))
 
