@@ -19,14 +19,14 @@ from train_tiny import LABELS, TARGETS, pictures, tiny_backbone
 
 from ramatch import Recognizer
 from ramatch.config import RAMConfig
-from ramatch.data.annotations import Annotations, Record, Summary
 from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.ram import RAM
-from ramatch.train.adapt import AdaptConfig, BroadData, BroadTargets, adapt_folder, broad_targets, leave_open
+from ramatch.train.adapt import AdaptConfig, BroadTargets, adapt_folder, broad_targets, leave_open
 from ramatch.train.cached import Examples, collect_cached, fit_cached, ram_stem
 from ramatch.train.config import CachedConfig
 from ramatch.train.features import FeatureCache, Views, cache_features
+from ramatch.train.targets import Labels, Sources
 
 
 def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
@@ -36,8 +36,12 @@ def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
 # --------------------------------------------------------------------------------------------------- broad targets
 
 
-def annotated(classes: tuple[str, ...], rows: dict[str, tuple[str, ...]]) -> Annotations:
-    return Annotations(classes, [Record(k, v) for k, v in rows.items()], Summary("x", "x"))
+def annotated(classes: tuple[str, ...], keys: list[str], rows: dict[str, tuple[str, ...]]) -> Labels:
+    truth = torch.full((len(keys), len(classes)), -1, dtype=torch.int8)
+    for i, key in enumerate(keys):
+        if key in rows:
+            truth[i] = torch.tensor([name in rows[key] for name in classes])
+    return Labels(classes, truth)
 
 
 class Words:
@@ -62,10 +66,11 @@ def test_broad_targets_know_what_each_source_tells():
         "tag": ["a red frisbee"],
         "cap2": ["puppy"],
     }
-    labels = annotated(("cat", "dog"), {"both": ("cat",), "label": ("dog",), "elsewhere": ("cat",)})
     keys = ["both", "caption", "label", "tag", "cap2"]
+    labels = annotated(("cat", "dog"), keys, {"both": ("cat",), "label": ("dog",)})
+    told = [captions.get(key, ()) for key in keys]
     plain = AdaptConfig(min_images=2, lexicon=None)
-    broad = broad_targets(Words(), keys, captions, labels, plain)  # type: ignore[arg-type]
+    broad = broad_targets(Words(), told, labels, plain)  # type: ignore[arg-type]
     assert broad.names[:2] == ("cat", "dog")  # labels first
     assert set(broad.names[2:]) == {"red", "frisbee", "red frisbee", "puppy"}  # "dog" is a label already
     assert broad.targets.dtype == torch.int8
@@ -84,10 +89,10 @@ def test_broad_targets_know_what_each_source_tells():
         **tags,
     }  # nor that there is no dog: only annotations deny labels
     assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
-    far = broad_targets(Words(), keys, captions, labels, plain.replace(ignore_above=0.95))  # type: ignore[arg-type]
+    far = broad_targets(Words(), told, labels, plain.replace(ignore_above=0.95))  # type: ignore[arg-type]
     assert far.targets[keys.index("both"), far.names.index("puppy")] == 0
     assert broad.labels == far.labels == 2
-    few = broad_targets(Words(), keys, captions, labels, plain.replace(min_images=99))  # type: ignore[arg-type]
+    few = broad_targets(Words(), told, labels, plain.replace(min_images=99))  # type: ignore[arg-type]
     assert few.names == ("cat", "dog")
     assert few.targets.tolist() == [[1, 0], [-1, -1], [0, 1], [-1, -1], [-1, -1]]
 
@@ -96,15 +101,16 @@ def test_words_of_one_meaning_share_their_targets_and_kinds_speak_for_what_stand
     table = "name\tsynonyms\tparents\ncat\tpussycat\tanimal\ndog\t\tanimal\npuppy\t\tdog\n"
     (tmp_path / "words.tsv").write_text(table + "animal\tcreature\t\nfrisbee\tdisc\t\n")
     captions = {"said": ["a puppy"], "disc": ["a disc"], "animal": ["an animal"]}
-    labels = annotated(("cat", "dog"), {"cat": ("cat",), "none": ()})
-    config = AdaptConfig(min_images=1, lexicon=str(tmp_path / "words.tsv"))
     keys = ["said", "disc", "animal", "cat", "none"]
+    labels = annotated(("cat", "dog"), keys, {"cat": ("cat",), "none": ()})
+    config = AdaptConfig(min_images=1, lexicon=str(tmp_path / "words.tsv"))
+    told = [captions.get(key, ()) for key in keys]
 
     class Apart:
         def encode_text(self, names):
             return torch.eye(len(names))
 
-    broad = broad_targets(Apart(), keys, captions, labels, config)  # type: ignore[arg-type]
+    broad = broad_targets(Apart(), told, labels, config)  # type: ignore[arg-type]
     assert broad.names[:2] == ("cat", "dog")
     assert set(broad.names[2:]) == {"puppy", "frisbee", "animal", "pussycat", "creature", "disc"}
     found = {name: column.tolist() for name, column in zip(broad.names, broad.targets.T, strict=True)}
@@ -177,7 +183,7 @@ def test_adapt_folder(tmp_path, monkeypatch):
     config = AdaptConfig(epochs=2, batch_size=8, loss="mmc", focus=0.0, min_images=3, views=2, ignore_above=0.999)
     options: dict = {"ram": RAM_SETTINGS, "config": config, "device": "cpu"}
     gone = ["images/000.png", "images/001.png", "nowhere.png"]
-    place = BroadData(data / "captions.json", data / "labels.json", split=None, exclude=gone)
+    place = Sources(data / "captions.json", data / "labels.json", split=None, exclude=gone)
     report = adapt_folder(tmp_path / "tower", place, tmp_path / "out", background=["square", "photo"], **options)
     assert (report["images"], report["captioned"], report["labelled"], report["excluded"]) == (22, 22, 11, 2)
     assert report["labels"] == 5
@@ -205,7 +211,7 @@ def test_adapt_folder(tmp_path, monkeypatch):
     with pytest.raises(RamatchError, match="not an empty folder"):
         adapt_folder(tower, place, tmp_path / "out", **options)
     nothing = replace(place, exclude=[f"images/{i:03}.png" for i in range(24)])
-    with pytest.raises(RamatchError, match="0 images are left"):
+    with pytest.raises(RamatchError, match="0 of 24 images are left"):
         adapt_folder(tower, nothing, tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
     again = adapt_folder(tower, place, tmp_path / "new", **options)
@@ -220,7 +226,7 @@ def test_captions_and_labels_of_different_images(tmp_path):
     text = (captioned / "captions.json").read_text()
     (captioned / "captions.json").write_text(text.replace("images/", "images/c"))
     save_backbone(tiny_backbone(), tmp_path / "tower")
-    data = BroadData(captioned / "captions.json", labelled / "labels.json", split=None)
+    data = Sources(captioned / "captions.json", labelled / "labels.json", split=None)
     config = AdaptConfig(epochs=1, min_images=2, views=1, weights="int8")
     report = adapt_folder(tmp_path / "tower", data, tmp_path / "out", ram=RAM_SETTINGS, config=config, device="cpu")
     assert (report["images"], report["captioned"], report["labelled"]) == (18, 12, 6)

@@ -17,8 +17,9 @@ from ramatch.evaluation.retrieval import retrieval
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.train import align as module
-from ramatch.train.align import AlignConfig, AlignTask, CaptionData, align, align_folder, contrast
+from ramatch.train.align import AlignConfig, AlignTask, align, align_folder, caption_loss, contrast
 from ramatch.train.assemble import join_towers
+from ramatch.train.targets import Labels, Sources
 
 # random sentence encoders find all words alike, so hardly anything may be ignored as too close
 CONFIG = AlignConfig(
@@ -113,7 +114,7 @@ def test_bad_settings_and_data(towers):
             SHORT.replace(**wrong)
     with pytest.raises(RamatchError, match="6 images and 5 lists"):
         align(*towers, pixels, captions[:5], SHORT, device="cpu")
-    with pytest.raises(RamatchError, match="no caption"):
+    with pytest.raises(RamatchError, match="no caption, no other sentence and no label"):
         align(*towers, pixels, [*captions[:5], []], SHORT, device="cpu")
     with pytest.raises(RamatchError, match="vision_layers is 9, but the vision tower has 3"):
         align(*towers, pixels, captions, SHORT.replace(vision_layers=9, min_images=1), device="cpu")
@@ -133,9 +134,7 @@ def test_align_folder(towers, tmp_path, monkeypatch):
     monkeypatch.setattr(
         module, "retrieval", lambda model, pixels, texts: held.append(list(texts)) or retrieval(model, pixels, texts)
     )
-    report = align_folder(
-        *towers, CaptionData(data / "captions.json", test=8), tmp_path / "a", config=SHORT, device="cpu"
-    )
+    report = align_folder(*towers, Sources(data / "captions.json", test=8), tmp_path / "a", config=SHORT, device="cpu")
     assert report["images"] == 32
     assert report["tags"] > 5
     assert report["settings"]["epochs"] == 2
@@ -151,14 +150,14 @@ def test_align_folder(towers, tmp_path, monkeypatch):
     rows = json.loads((data / "captions.json").read_text())["images"]
     random.Random(0).shuffle(rows)
     put(data / "captions.json", {"images": rows})
-    align_folder(*towers, CaptionData(data, test=8), tmp_path / "b", config=SHORT, device="cpu")
+    align_folder(*towers, Sources(data, test=8), tmp_path / "b", config=SHORT, device="cpu")
     assert len(held[0]) == 8
     assert sorted(held[0]) == sorted(held[1])  # the same images, whatever the file's order
 
     with pytest.raises(RamatchError, match="not an empty folder"):
-        align_folder(*towers, CaptionData(data), tmp_path / "a", config=SHORT, device="cpu")
+        align_folder(*towers, Sources(data), tmp_path / "a", config=SHORT, device="cpu")
     with pytest.raises(RamatchError, match="1 of 40 images are left"):
-        align_folder(*towers, CaptionData(data, test=39), tmp_path / "c", config=SHORT, device="cpu")
+        align_folder(*towers, Sources(data, test=39), tmp_path / "c", config=SHORT, device="cpu")
     assert not (tmp_path / "c").exists()
 
 
@@ -166,7 +165,7 @@ def test_an_unreadable_image_is_named(towers, tmp_path):
     data = put_squares(tmp_path / "data", 6)
     (data / "images" / "004.png").write_bytes(b"broken")
     with pytest.raises(RamatchError, match=r"004\.png") as caught:
-        align_folder(*towers, CaptionData(data), tmp_path / "a", config=SHORT, device="cpu")
+        align_folder(*towers, Sources(data), tmp_path / "a", config=SHORT, device="cpu")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a").exists()
 
@@ -205,17 +204,58 @@ def test_contrast_counts_rows_alike_and_leaves_the_likeliest_out():
 def test_images_held_out_and_left_out_by_name(towers, tmp_path: Path):
     data = put_squares(tmp_path / "data", 40)
     keys = [r.key for r in read_captions(data).records]
-    named = CaptionData(data, test=keys[:6], exclude=keys[4:10])
+    named = Sources(data, test=keys[:6], exclude=keys[4:10])
     report = align_folder(*towers, named, tmp_path / "named", config=SHORT, device="cpu")
     assert report["images"] == 30
     assert report["retrieval"]
     with pytest.raises(RamatchError, match=r"1 image.* not in the captions, such as 'nobody\.jpg'"):
-        align_folder(*towers, CaptionData(data, test=["nobody.jpg"]), tmp_path / "d", config=SHORT, device="cpu")
+        align_folder(*towers, Sources(data, test=["nobody.jpg"]), tmp_path / "d", config=SHORT, device="cpu")
     with pytest.raises(RamatchError, match="'even_tags' must be true or false"):
         AlignConfig().with_overrides(["even_tags=perhaps"])
     assert AlignConfig().with_overrides(["even_tags=false", "leave_out=0"]) == AlignConfig(
         even_tags=False, leave_out=0.0
     )
+
+
+# --------------------------------------------------------------------------------- hints, labels, missing captions
+
+
+def test_the_caption_loss_counts_images_with_captions_alone():
+    logits = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
+    has = torch.tensor([True, False, True, True, False])
+    wanted = 0.0
+    for i in has.nonzero()[:, 0].tolist():
+        wanted += float(logits[i, has].logsumexp(0) - logits[i, i])  # among the captions there are
+        wanted += float(logits[:, i].logsumexp(0) - logits[i, i])  # among all images
+    assert caption_loss(logits, has).item() == pytest.approx(wanted / 6, rel=1e-5)
+    assert caption_loss(logits, has & False) == 0
+
+
+def test_images_without_captions_teach_by_hints_and_labels(towers):
+    """Colours that captions never name are learned from hints, and from annotations."""
+    pixels, captions, colours = squares(60)
+    new, _, shown = squares(20, seed=9)
+
+    def right(result) -> float:
+        features = result.backbone.encode_image(result.backbone.preprocess.normalize(new))
+        image = torch.nn.functional.normalize(features[0].float(), dim=-1)
+        words = torch.nn.functional.normalize(result.backbone.encode_text(list(COLOURS)).float(), dim=-1)
+        best = (image @ words.T).argmax(-1).tolist()
+        return sum(list(COLOURS)[b] == c for b, c in zip(best, shown, strict=True)) / len(shown)
+
+    plain = [
+        [texts[0].replace(c, "something")] if i % 2 else []
+        for i, (texts, c) in enumerate(zip(captions, colours, strict=True))
+    ]
+    hints = [texts if i % 2 else [f"is it {c}"] for i, (texts, c) in enumerate(zip(plain, colours, strict=True))]
+    truth = torch.full((60, len(COLOURS)), -1, dtype=torch.int8)
+    for i in range(0, 60, 2):
+        truth[i] = torch.tensor([colours[i] == c for c in COLOURS])
+    labels = Labels(tuple(COLOURS), truth)
+    silent = [texts or ["is it something"] for texts in plain]
+    assert right(align(*towers, pixels, plain, CONFIG, sentences=silent, device="cpu")) <= 0.5
+    assert right(align(*towers, pixels, plain, CONFIG, sentences=hints, device="cpu")) >= 0.8
+    assert right(align(*towers, pixels, plain, CONFIG, labels=labels, device="cpu")) >= 0.8
 
 
 # ------------------------------------------------------------------------------------------------------- mosaics

@@ -107,6 +107,7 @@ def _add_align(verbs: Any) -> None:
     add("--vision", required=True, metavar="V", help="folder or hub id")
     add("--text", required=True, metavar="T", help="folder or hub id")
     _add_captions(parser)
+    add("--data", metavar="D", help="also learn from labelled images: folder or annotation file")
     add("--out", required=True, metavar="DIR")
     add("--test", metavar="N|F", help="hold out N images, or those a text file names, and report retrieval on them")
     add_device(parser)
@@ -190,6 +191,8 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 def _add_captions(parser: argparse.ArgumentParser) -> None:
     captions = "captions file or folder; may be repeated"
     parser.add_argument("--captions", required=True, action="append", metavar="C", help=captions)
+    hints = "sentences that are no captions (questions, notes): only what they speak of is learned; may be repeated"
+    parser.add_argument("--hints", action="append", metavar="F", help=hints)
     parser.add_argument("--images-root", action="append", metavar="DIR", help="where the images lie; may be repeated")
     parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
 
@@ -275,19 +278,22 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _excluded(arguments: argparse.Namespace) -> list[str]:
+def _gathered(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `align` and `adapt` take alike."""
     from ..data import read_classes
 
-    return read_classes(arguments.exclude) if arguments.exclude else []
+    excluded = read_classes(arguments.exclude) if arguments.exclude else []
+    return {"hints": arguments.hints or (), "images_roots": arguments.images_root or (), "exclude": excluded}
 
 
 def run_align(arguments: argparse.Namespace) -> int:
     from ..data import read_classes
-    from ..train.align import AlignConfig, CaptionData, align_folder
+    from ..train.align import AlignConfig, align_folder
+    from ..train.targets import Sources
 
     test = arguments.test or "0"
     held = int(test) if test.isdigit() else read_classes(test)
-    data = CaptionData(arguments.captions, arguments.images_root, held, _excluded(arguments))
+    data = Sources(arguments.captions, arguments.data, **_gathered(arguments), test=held)
     options = {"config": AlignConfig().with_overrides(arguments.overrides), "device": arguments.device}
     options |= {"on_log": lambda entry: print(json.dumps(entry), file=sys.stderr), "progress": sys.stderr.isatty()}
     found = align_folder(arguments.vision, arguments.text, data, arguments.out, **options)
@@ -298,7 +304,8 @@ def run_align(arguments: argparse.Namespace) -> int:
 def run_adapt(arguments: argparse.Namespace) -> int:
     from ..assets import vocabulary, vocabulary_names
     from ..labels import read_labels
-    from ..train.adapt import BroadData, adapt_folder, settings_from
+    from ..train.adapt import adapt_folder, settings_from
+    from ..train.targets import Sources
 
     config, ram = settings_from(arguments.overrides, arguments.preset)
     named = _options(arguments, "views", "max_tags", "min_images", "omitted", "seed")
@@ -307,8 +314,7 @@ def run_adapt(arguments: argparse.Namespace) -> int:
     if arguments.background is not None:
         bundled = arguments.background in vocabulary_names()
         background = vocabulary(arguments.background) if bundled else list(read_labels(arguments.background).names)
-    roots, excluded = arguments.images_root or (), _excluded(arguments)
-    data = BroadData(arguments.captions, arguments.data, roots, arguments.split, excluded)
+    data = Sources(arguments.captions, arguments.data, **_gathered(arguments), split=arguments.split)
     options = {"config": config, "ram": ram, "background": background, "device": arguments.device}
     report = adapt_folder(arguments.backbone, data, arguments.out, progress=sys.stderr.isatty(), **options)
     shown = ("images", "captioned", "labelled", "excluded", "labels", "tags", "background", "log")

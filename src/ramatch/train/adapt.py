@@ -17,14 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import LOSSES, WEIGHTS, RAMConfig, preset
-from ..data.annotations import Annotations, Record, Summary
 from ..data.augment import with_mosaics
-from ..data.captions import CaptionRecord, read_caption_sets
 from ..data.decode import decode_all
-from ..data.lexicon import Lexicon, concepts, unsettled
-from ..data.splits import find_data, read_split
-from ..data.tags import mine_tags
-from ..errors import RamatchError
+from ..data.lexicon import Lexicon
 from ..evaluation.familiarity import known_words
 from ..files import new_folder, whole_folder, write_json, write_text
 from ..modeling.backbone import Backbone
@@ -37,6 +32,7 @@ from .cached import Examples, fit_cached, ram_stem, recognize_cached
 from .config import CachedConfig, OptimConfig
 from .distributed import pick_device
 from .features import FeatureCache, Views, cache_features
+from .targets import Labels, Sources, known_concepts
 
 
 @dataclass(frozen=True)
@@ -72,76 +68,27 @@ class BroadTargets:
 
 
 def broad_targets(
-    backbone: Backbone,
-    keys: Sequence[str],
-    captions: dict[str, Sequence[str]],
-    annotations: Annotations,
-    config: AdaptConfig,
+    backbone: Backbone, sentences: Sequence[Sequence[str]], labels: Labels, config: AdaptConfig
 ) -> BroadTargets:
-    """What is known of each image in `keys`, from its captions, its labels, or both."""
-    lexicon, place = Lexicon.named(config.lexicon) or Lexicon({}), {key: i for i, key in enumerate(keys)}
-    captioned = [key for key in keys if key in captions]
-    tags = mine_tags([captions[key] for key in captioned], min_images=config.min_images, max_tags=config.max_tags)
-    found = concepts(tags, lexicon)
-    meanings = Meanings(annotations.classes, found.names, lexicon)
-    known, spoken, present = torch.zeros(3, len(keys), len(meanings.names), dtype=torch.bool)
-    if captioned:
-        rows = torch.tensor([place[key] for key in captioned])[:, None]
-        columns = torch.tensor([meanings.column[name] for name in found.names], dtype=torch.long)
-        known[rows, columns] = True
-        known[:, : len(annotations.classes)] = False  # that a caption does not mention a label says little
-        present[rows, columns], spoken[rows, columns] = found.targets, found.said
-    certain = torch.zeros_like(known)  # annotations are complete, captions are not: labels win
-    kept = [i for i, record in enumerate(annotations.records) if record.key in place]
-    if kept:
-        rows = torch.tensor([place[annotations.records[i].key] for i in kept])[:, None]
-        truth = annotations.targets()[kept].bool()
-        certain[rows, torch.arange(truth.shape[1])] = True
-        present[rows, torch.arange(truth.shape[1])] = truth
-        spoken[rows, torch.arange(truth.shape[1])] |= truth
-        for label, higher in meanings.above(annotations.classes, lexicon).items():  # a dog is an animal
-            present[rows, higher] |= truth[:, [label]]
-    with torch.inference_mode():
-        words = F.normalize(backbone.encode_text(meanings.names).float(), dim=-1)
-        close = (words @ words.T > config.ignore_above).cpu()
-    absent = certain | (known & ~unsettled(spoken, present, close, meanings.below(lexicon)))
-    targets = torch.where(present, 1, torch.where(absent, 0, -1)).to(torch.int8)
-    names, sources = meanings.with_synonyms(lexicon)
-    return BroadTargets(names, targets[:, sources], len(annotations.classes), tuple(sources))
+    """What is known of each image from its sentences, its labels, or both."""
 
+    @torch.inference_mode()
+    def near(names: Sequence[str]) -> Tensor:
+        return F.normalize(backbone.encode_text(names).float(), dim=-1)
 
-class Meanings:
-    """Columns of meanings, and their places by the lexicon's name: labels first, then what captions speak of."""
-
-    def __init__(self, classes: Sequence[str], concepts: Sequence[str], lexicon: Lexicon) -> None:
-        self.column = {lexicon.find(name).name: i for i, name in reversed(list(enumerate(classes)))}
-        self.names = list(classes)
-        for name in concepts:
-            if name not in self.column:
-                self.column[name] = len(self.names)
-                self.names.append(name)
-
-    def above(self, classes: Sequence[str], lexicon: Lexicon) -> dict[int, list[int]]:
-        """Of each label, the columns of what it is a kind of."""
-        found = {i: lexicon.above(lexicon.find(name)) for i, name in enumerate(classes)}
-        return {i: [self.column[n] for n in names if n in self.column] for i, names in found.items()}
-
-    def below(self, lexicon: Lexicon) -> Tensor:
-        """bool (N, N): whether the second is a kind of the first."""
-        out = torch.zeros(len(self.names), len(self.names), dtype=torch.bool)
-        for name, column in self.column.items():
-            for higher in lexicon.above(lexicon.find(name)):
-                if higher in self.column:
-                    out[self.column[higher], column] = True
-        return out
-
-    def with_synonyms(self, lexicon: Lexicon) -> tuple[tuple[str, ...], list[int]]:
-        """All names, then every synonym of a meaning as a name of its own; and whose column each has."""
-        sources = {name: i for i, name in enumerate(self.names)}
-        for name in self.names:
-            for word in lexicon.find(name).words:
-                sources.setdefault(word, sources[name])
-        return tuple(sources), list(sources.values())
+    mined: dict[str, Any] = {
+        "ignore_above": config.ignore_above,
+        "min_images": config.min_images,
+        "max_tags": config.max_tags,
+    }
+    lexicon = Lexicon.named(config.lexicon) or Lexicon({})
+    known = known_concepts(sentences, labels, lexicon, near, silent=True, **mined)
+    sources = {name: i for i, name in enumerate(known.names)}
+    for i, words in enumerate(known.texts):  # every synonym of a meaning is a name of its own
+        for word in words:
+            sources.setdefault(word, i)
+    columns = list(sources.values())
+    return BroadTargets(tuple(sources), known.targets[:, columns], known.labels, tuple(columns))
 
 
 @torch.inference_mode()
@@ -177,35 +124,9 @@ def adapt(
     return fit_cached(model, examples, config, progress=progress)
 
 
-@dataclass(frozen=True)
-class BroadData:
-    """Captioned and labelled images. One that both files name (by the same key) counts once, with its captions and its
-    labels. `exclude`: keys of images to leave out, for example those kept for calibration."""
-
-    captions: str | Path | Sequence[str | Path]
-    labels: str | Path
-    images_roots: Sequence[str] = ()
-    split: str | None = "train"
-    exclude: Sequence[str] = ()
-
-    def read(self) -> tuple[list[CaptionRecord], list[Summary], Annotations, dict[str, CaptionRecord | Record]]:
-        """Captioned images and accounts of their sets; labelled images; those of both to train on."""
-        place = find_data(self.labels)
-        # captions may tell of the labelled images: look for pictures there too
-        roots: list[str | Path] = [*self.images_roots, place if place.is_dir() else place.parent]
-        captioned, summaries = read_caption_sets(self.captions, roots)
-        labelled = read_split(place, self.split, images=list(self.images_roots))
-        everything: list[CaptionRecord | Record] = [*captioned, *labelled.records]
-        gone = set(self.exclude)
-        records = {r.key: r for r in everything if r.key not in gone}
-        if len(records) < 2:
-            raise RamatchError(f"{len(records)} images are left to train on; at least 2 are needed")
-        return captioned, summaries, labelled, records
-
-
 def adapt_folder(
     backbone: str | Path,
-    data: BroadData,
+    data: Sources,
     out: str | Path,
     *,
     ram: RAMConfig | None = None,
@@ -219,30 +140,29 @@ def adapt_folder(
     What was read, the settings and the log go into adapt.json, the mined
     tags into tags.txt. Returns what adapt.json holds."""
     out, ram, config = new_folder(out), ram or preset("aligned"), config or AdaptConfig()
-    captioned, summaries, labelled, records = data.read()
+    found = data.read()
     own = load_frozen(str(backbone)).to(pick_device(device))
     own.name = Path(backbone).name  # the folder stands alone, so it need not remember where this lay
-    captions: dict[str, Sequence[str]] = {r.key: r.captions for r in captioned if r.key in records}
-    broad = broad_targets(own, list(records), captions, labelled, config)
+    broad = broad_targets(own, found.sentences, found.labels, config)
     torch.manual_seed(config.seed)
     model = RAM(own, ram).to(own.device)
-    pixels = decode_all(list(records.values()), model.preprocess, progress=progress)
+    pixels = decode_all(found.records, model.preprocess, progress=progress)
     log = adapt(model, pixels, broad, config, progress=progress)
     model.background = tuple(background)
     if len(broad.names) >= LEAST:
         model.known = known_words(model.eval(), broad.names)
     tags = broad.names[broad.labels :]
-    everything = {r.key for r in captioned} | {r.key for r in labelled.records}
+    truth = found.labels.truth
     report = {
-        "images": len(records),
-        "captioned": len(captions),
-        "labelled": sum(r.key in records for r in labelled.records),
-        "excluded": len(everything & set(data.exclude)),
-        "labels": len(labelled.classes),
+        "images": len(found.records),
+        "captioned": sum(map(bool, found.captions)),
+        "labelled": 0 if truth is None else int((truth[:, 0] >= 0).sum()),
+        "excluded": found.excluded,
+        "labels": broad.labels,
         "tags": len(tags),
         "background": len(background),
         "settings": config.to_dict() | {"ram": ram.to_dict()},
-        "data": [s.to_dict() | {"path": Path(s.path).name} for s in (*summaries, labelled.summary)],
+        "data": found.accounts,
         "log": log,
     }
     with whole_folder(out) as folder:

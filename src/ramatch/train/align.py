@@ -23,12 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import RAMConfig
 from ..data.augment import mosaics
-from ..data.captions import CaptionRecord, read_caption_sets
 from ..data.decode import decode_all
-from ..data.lexicon import Concepts, Lexicon, all_words, concepts, phrasings, unsettled
+from ..data.lexicon import Lexicon, all_words, phrasings
 from ..data.sampler import ResumableSampler
-from ..data.splits import hold_out
-from ..data.tags import mine_tags
 from ..errors import RamatchError
 from ..evaluation.retrieval import retrieval
 from ..files import new_folder, whole_folder, write_json, write_text
@@ -43,6 +40,7 @@ from .config import LoopConfig, OptimConfig
 from .distributed import World, pick_device
 from .features import FeatureCache, Stem, Views, cache_features
 from .optim import Limit, Roles
+from .targets import Known, Labels, Sources, known_concepts
 from .task import Batch, Task
 from .trainer import Trainer, seed_all
 
@@ -121,7 +119,7 @@ class AlignTask(Task):
         self.log: list[dict[str, Any]] = []
 
     def learn_from(
-        self, images: Tensor, captions: Sequence[Sequence[str]], found: Concepts, lexicon: Lexicon | None
+        self, images: Tensor, captions: Sequence[Sequence[str]], known: Known, lexicon: Lexicon | None
     ) -> None:
         """uint8 images (n, 3, h, w) of any size, their captions and concepts; caches the frozen features."""
         config, device, preprocess = self.config, self.backbone.device, self.backbone.preprocess
@@ -133,10 +131,10 @@ class AlignTask(Task):
             shown, sources = mosaics(images, len(images), preprocess.size, generator, device)
             self.mosaics = cache_features(stem, shown, Views(min(2, config.views)))
             self.sources = sources.to(device)
-        self.words = Words(self.backbone, captions, found, config)
+        self.words = Words(self.backbone, captions, known, config)
         self.meanings: Phrases | None = None
         if config.meaning_weight and lexicon is not None:
-            self.meanings = Phrases(self.backbone, all_words(lexicon, found.texts), config.name_share)
+            self.meanings = Phrases(self.backbone, all_words(lexicon, known.texts), config.name_share)
             self.meanings.remember(self.backbone)
         self.sampler = ResumableSampler(len(images), config.seed, min(config.batch_size, len(images)))
         self.total = config.epochs * self.sampler.batches_per_epoch
@@ -179,6 +177,15 @@ class AlignTask(Task):
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             return F.normalize(b.project_text(b.text(ids, lengths)).float(), dim=-1)
 
+    @torch.no_grad()
+    def plain(self, names: Sequence[str]) -> Tensor:
+        """Unit features of names as the text tower has them: told apart before anything is learned."""
+        b = self.backbone
+        assert b.text is not None
+        ids, lengths = b.tokenize(names)
+        size = min(PHRASE_TOKENS, ids.shape[1])
+        return F.normalize(b.text(ids[:, :size], lengths.clamp(max=size)).float(), dim=-1)
+
     def batches(self) -> Iterable[Batch]:
         """(views, rows, whether the likeliest negatives are left out yet)."""
         begun = self.sampler.epoch * self.sampler.batches_per_epoch + self.sampler.position // self.sampler.batch_size
@@ -199,11 +206,10 @@ class AlignTask(Task):
         image, regions = self.look(self.cache.pick(view, rows))
         captions = self.read(*words.captions(rows))
         scale = self.log_scales.exp()
-        same = torch.arange(len(rows), device=rows.device)
-        found = []
-        for cosines, s in zip(_cosines(image, regions, captions, config.beta), scale[:2], strict=True):
-            logits = cosines * s
-            found.append((F.cross_entropy(logits, same) + F.cross_entropy(logits.T, same)) / 2)
+        found = [
+            caption_loss(cosines * s, words.counts[rows] > 0)
+            for cosines, s in zip(_cosines(image, regions, captions, config.beta), scale[:2], strict=True)
+        ]
         tags = self.read(*words.concepts.pick())
         found += self._tag_losses(image, regions, tags, words.masks(rows), late)
         count = round(config.mosaics * len(rows))
@@ -293,26 +299,18 @@ class Phrases:
 
 
 class Words:
-    """Captions and concepts on the device, and which concepts may serve as negatives."""
+    """Captions and concepts on the device."""
 
     def __init__(
-        self, backbone: Backbone, captions: Sequence[Sequence[str]], found: Concepts, config: AlignConfig
+        self, backbone: Backbone, captions: Sequence[Sequence[str]], known: Known, config: AlignConfig
     ) -> None:
         device = backbone.device
-        ids, lengths = backbone.tokenize([c for texts in captions for c in texts])
+        ids, lengths = backbone.tokenize([c for texts in captions for c in texts] or [""])
         self.ids, self.lengths = ids[:, :CAPTION_TOKENS], lengths.clamp(max=CAPTION_TOKENS)
-        counts = torch.tensor([len(texts) for texts in captions], device=device)
-        self.counts, self.first = counts, counts.cumsum(0) - counts
-        self.targets = found.targets.to(device)
-        self.concepts = Phrases(backbone, found.texts, config.name_share)
-        with torch.no_grad():
-            assert backbone.text is not None
-            names = self.concepts.first
-            plain = backbone.text(self.concepts.ids[names], self.concepts.lengths[names])
-            plain = F.normalize(plain.float(), dim=-1)
-            close, below, said = plain @ plain.T > config.ignore_above, found.below.to(device), found.said.split(4096)
-            parts = zip(said, self.targets.split(4096), strict=True)
-            self.unsettled = torch.cat([unsettled(s.to(device), there, close, below) for s, there in parts])
+        self.counts = torch.tensor([len(texts) for texts in captions], device=device)
+        self.first = (self.counts.cumsum(0) - self.counts).clamp(max=len(ids) - 1)  # images without one get any
+        self.targets = known.targets.to(device)
+        self.concepts = Phrases(backbone, known.texts, config.name_share)
 
     def captions(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One random caption for each image of `rows`."""
@@ -321,10 +319,18 @@ class Words:
 
     def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Positive and negative concepts (B, C) of these images (B,), or of pictures that show several each (B, 4)."""
-        positive, open_ = self.targets[rows], self.unsettled[rows]
-        if rows.ndim > 1:
-            positive, open_ = positive.any(1), open_.any(1)
-        return positive, ~(positive | open_)
+        targets = self.targets[rows]
+        if rows.ndim == 1:
+            return targets == 1, targets == 0
+        return (targets == 1).any(1), (targets == 0).all(1)
+
+
+def caption_loss(logits: Tensor, captioned: Tensor) -> Tensor:
+    """InfoNCE both ways of images with captions (B, B). Images without one (B,) are for captions to be told from."""
+    same = torch.arange(len(logits), device=logits.device)
+    one = F.cross_entropy(logits.masked_fill(~captioned, -1e4), same, reduction="none")
+    other = F.cross_entropy(logits.T, same, reduction="none")
+    return torch.where(captioned, one + other, 0.0).sum() / (2 * captioned.sum().clamp(min=1))
 
 
 def _entropy(logits: Tensor) -> Tensor:
@@ -371,29 +377,30 @@ def align(
     captions: Sequence[Sequence[str]],
     config: AlignConfig | None = None,
     *,
+    sentences: Sequence[Sequence[str]] | None = None,
+    labels: Labels | None = None,
     device: str | torch.device | None = None,
     on_log: Log | None = None,
     progress: bool = False,
 ) -> AlignResult:
-    """Align two towers. images: uint8 (n, 3, H, W) of any size; captions: a list of captions for each image."""
-    config = config or AlignConfig()
-    if len(images) != len(captions) or len(images) < 2:
-        raise RamatchError(
-            f"{len(images)} images and {len(captions)} lists of captions: they must be as many, and at least 2"
-        )
-    if any(not texts for texts in captions):
-        raise RamatchError("an image has no caption; leave it out")
+    """Align two towers. images: uint8 (n, 3, H, W) of any size; captions: a list of captions for each image, which may
+    be empty where there are other `sentences` (what concepts are taken from; by default the captions) or labels."""
+    config, labels, sentences = config or AlignConfig(), labels or Labels(), sentences or captions
+    _check(images, captions, sentences, labels)
     here = World(pick_device(None if device is None else str(device)))
     seed_all(config)
     size, dim, pool = config.image_size, config.dim, config.global_pool
-    joined = join_towers(vision, text, image_size=size, dim=dim, global_pool=pool)
-    task = AlignTask(joined.to(here.device), config, on_log)
-    tags = mine_tags(captions, min_images=config.min_images, max_tags=config.max_tags)
-    if not tags.names and config.tag_weight:
+    joined = join_towers(vision, text, image_size=size, dim=dim, global_pool=pool).to(here.device)
+    task, lexicon = AlignTask(joined, config, on_log), Lexicon.named(config.lexicon)
+    mined: dict[str, Any] = {
+        "ignore_above": config.ignore_above,
+        "min_images": config.min_images,
+        "max_tags": config.max_tags,
+    }
+    known = known_concepts(sentences, labels, lexicon or Lexicon({}), task.plain, silent=False, **mined)
+    if not known.texts and config.tag_weight:
         raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
-    lexicon = Lexicon.named(config.lexicon)
-    found = concepts(tags, lexicon)
-    task.learn_from(images, captions, found, lexicon)
+    task.learn_from(images, captions, known, lexicon)
     began = time.perf_counter()
     trainer = Trainer(task, config, here, progress=progress)
     trainer.fit()
@@ -402,43 +409,25 @@ def align(
     backbone = task.backbone.requires_grad_(False)
     scales = task.log_scales.detach()[2:] if config.tag_weight else task.log_scales.detach()[:2]
     backbone.logit_scale = float(scales.mean().exp())
-    return AlignResult(backbone.eval(), found.names, task.log, time.perf_counter() - began)
+    return AlignResult(backbone.eval(), known.names, task.log, time.perf_counter() - began)
 
 
-@dataclass(frozen=True)
-class CaptionData:
-    """One or several caption data sets, and which of their images have no part in training.
-
-    `test`: keys of images that are used for retrieval, or how many (chosen by their names alone, so that every run
-    holds out the same). `exclude`: keys of images to leave out altogether."""
-
-    captions: str | Path | Sequence[str | Path]
-    images_roots: Sequence[str] | None = None
-    test: int | Sequence[str] = 0
-    exclude: Sequence[str] = ()
-
-    def read(self) -> tuple[list[dict[str, Any]], list[CaptionRecord], list[CaptionRecord]]:
-        """An account of each set; images to train on, images to test on."""
-        records, summaries = read_caption_sets(self.captions, self.images_roots or ())
-        gone, keys = set(self.exclude), [r.key for r in records]
-        asked = {keys[i] for i in hold_out(keys, self.test, "test")} if isinstance(self.test, int) else set(self.test)
-        if unknown := sorted(asked - set(keys)):
-            raise RamatchError(f"{len(unknown)} image(s) to hold out are not in the captions, such as '{unknown[0]}'")
-        held = [r for r in records if r.key in asked - gone]
-        train = [r for r in records if r.key not in asked | gone]
-        if len(train) < 2:
-            raise RamatchError(f"{len(train)} of {len(records)} images are left: at least 2 must be left to train on")
-        return (
-            [s.to_dict() | {"path": Path(s.path).name} for s in summaries],
-            train,
-            held,
-        )  # models travel, folders do not
+def _check(
+    images: Tensor, captions: Sequence[Sequence[str]], sentences: Sequence[Sequence[str]], labels: Labels
+) -> None:
+    if not len(images) == len(captions) == len(sentences) or len(images) < 2:
+        raise RamatchError(
+            f"{len(images)} images and {len(captions)} lists of captions: they must be as many, and at least 2"
+        )
+    bare = [i for i, texts in enumerate(sentences) if not texts]
+    if bare and (labels.truth is None or bool((labels.truth[bare] < 0).any())):
+        raise RamatchError("an image has no caption, no other sentence and no label; leave it out")
 
 
 def align_folder(
     vision: str | Path,
     text: str | Path,
-    data: CaptionData,
+    data: Sources,
     out: str | Path,
     *,
     config: AlignConfig | None = None,
@@ -447,15 +436,17 @@ def align_folder(
     progress: bool = False,
 ) -> dict[str, Any]:
     """Align two towers on a caption data set and write the backbone to `out`, with what was measured beside it."""
-    out, config = new_folder(out), config or AlignConfig()
-    account, train, held = data.read()
+    out, config, found = new_folder(out), config or AlignConfig(), data.read()
     preprocess = Preprocess((config.image_size, config.image_size))
-    pixels, captions = decode_all(train, preprocess, progress=progress), [r.captions for r in train]
-    result = align(vision, text, pixels, captions, config, device=device, on_log=on_log, progress=progress)
-    report: dict[str, Any] = {"data": account, "images": len(train), "tags": len(result.tags)}
+    pixels = decode_all(found.records, preprocess, progress=progress)
+    told: dict[str, Any] = {"sentences": found.sentences, "labels": found.labels}
+    running: dict[str, Any] = {"device": device, "on_log": on_log, "progress": progress}
+    result = align(vision, text, pixels, found.captions, config, **told, **running)
+    report: dict[str, Any] = {"data": found.accounts, "images": len(found.records), "tags": len(result.tags)}
     report |= {"seconds": round(result.seconds, 1), "settings": config.to_dict()}
-    if held:
-        report["retrieval"] = retrieval(result.backbone, decode_all(held, preprocess), [r.captions for r in held])
+    if found.held:
+        texts = [r.captions for r in found.held]
+        report["retrieval"] = retrieval(result.backbone, decode_all(found.held, preprocess), texts)
     with whole_folder(out) as folder:
         save_backbone(result.backbone, folder)
         write_text(folder / "tags.txt", "\n".join(result.tags) + "\n")
