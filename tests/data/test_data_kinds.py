@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ramatch.assets import GENERAL, vocabulary
-from ramatch.data.kinds import SHARE, each_once, sought
+from ramatch.data.kinds import CAUTION, SHARE, each_once, sought
 from ramatch.data.lexicon import Lexicon
 from ramatch.errors import RamatchError
 
@@ -31,7 +31,7 @@ def lexicon(tmp_path: Path) -> Lexicon:
 
 
 def test_labels_are_found_as_people_write_them(lexicon: Lexicon) -> None:
-    for label in ("animal", "Animal", "an animal", "the animals", "creatures", "A photo of an animal"):
+    for label in ("animal", "Animal", "an animal", "the animals", "creatures", "A photo of an animal", "an ani-mal"):
         entry = lexicon.meant(label)
         assert entry is not None
         assert entry.name == "animal"
@@ -56,14 +56,14 @@ def test_a_synonym_is_as_probable_as_its_name_a_parent_needs_to_agree(lexicon: L
     p = np.zeros((1, len(found.words)), np.float32) + 0.01
     p[0, 0], p[0, found.words.index("dog")], p[0, found.words.index("couch")] = 0.2, 0.95, 0.7
     combined = found.combine(p)
-    odds = SHARE * math.log(0.95 / 0.05) + (1 - SHARE) * math.log(0.2 / 0.8)
+    odds = SHARE * math.log(0.95 / 0.05) + (1 - SHARE) * math.log(0.2 / 0.8) - CAUTION * math.log(1 + 4)
     assert combined.shape == (1, 2)
     assert combined.dtype == np.float32
     assert combined[0] == pytest.approx([1 / (1 + math.exp(-odds)), 0.7], abs=1e-6)
     assert [found.words[i] for i in found.winners(p[0])] == ["dog", "couch"]
     assert found.highest(p)[0] == pytest.approx([0.95, 0.7])
     p[0, 0] = 0.99  # surer of the label itself than of any kind
-    assert found.combine(p)[0, 0] == pytest.approx(0.99)
+    assert found.combine(p)[0, 0] == pytest.approx(99 / (99 + 5**CAUTION), abs=1e-6)
     assert found.words[found.winners(p[0])[0]] == "animal"
     some = found.among(np.array([word != "dog" for word in found.words]))
     assert (some.labels, some.words) == (found.labels, found.words)
@@ -75,6 +75,27 @@ def test_a_synonym_is_as_probable_as_its_name_a_parent_needs_to_agree(lexicon: L
     certain = found.combine(np.ones_like(p))
     assert np.isfinite(certain).all()
     assert certain.max() <= 1
+
+
+def test_only_general_labels_pay_for_their_many_kinds(lexicon: Lexicon) -> None:
+    found = sought(["dog", "animal"], lexicon)  # captions say "dog" more often than any of its kinds
+    assert found.general == (False, True)
+    p = np.full((1, len(found.words)), 0.6, np.float32)
+    assert found.combine(p)[0, 0] == pytest.approx(0.6)
+    assert found.combine(p)[0, 1] < 0.5
+    built_in = Lexicon.built_in()
+    assert sought(["person", "car", "bird", "bus"], built_in).general == (False,) * 4
+    assert sought(["animal", "furniture", "vehicle", "electronic device"], built_in).general == (True,) * 4
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("hair-drier", "hair drier"), ("Motor Cars", "car"), ("a pair of skis", "skis"), ("tele vision", "tv")],
+)
+def test_words_are_read_in_any_spelling(label: str, name: str) -> None:
+    entry = Lexicon.built_in().meant(label)
+    assert entry is not None
+    assert entry.name == name
 
 
 def test_each_thing_is_said_once(lexicon: Lexicon) -> None:

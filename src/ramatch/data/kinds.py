@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .lexicon import Lexicon
+from .lexicon import Entry, Lexicon
 
 MOST = 40  # kinds that a label is looked for as, the most common ones
 COMMON = 3  # how common a kind must be (see `Entry.common`): fewer words to look for, and as good
-SHARE = 0.7  # of a kind in the joint log odds of the kind and of the label itself
+COMMONEST = 4
+SHARE = 0.9  # of a kind in the joint log odds of the kind and of the label itself
+RARER = 2  # a label is general if people say its kinds this many times as often as itself: "animal", not "dog"
+CAUTION = 1.2  # of general labels: how many log odds each doubling (by e) of the answers costs
 EVEN = 0.5  # from this probability on, a thing is said to be there
 SPECIFIC = 0.9  # a kind is said instead of what stands above it if it is at least so probable as that
 
@@ -25,12 +28,14 @@ SPECIFIC = 0.9  # a kind is said instead of what stands above it if it is at lea
 @dataclass(frozen=True)
 class Sought:
     """labels: as they were asked for (N). words: the labels, then what is looked for beside them (W). same, kinds: for
-    each label, the columns of words that mean the same, and of its kinds; both empty for most labels."""
+    each label, the columns of words that mean the same, and of its kinds; both empty for most labels. general: whether
+    the label stands above what people usually call such things."""
 
     labels: tuple[str, ...]
     words: tuple[str, ...]
     same: tuple[tuple[int, ...], ...]
     kinds: tuple[tuple[int, ...], ...]
+    general: tuple[bool, ...]
 
     @property
     def plain(self) -> bool:
@@ -47,14 +52,16 @@ class Sought:
         return replace(self, same=kept(self.same), kinds=kept(self.kinds))
 
     def joint(self, probabilities: np.ndarray, label: int) -> np.ndarray:
-        """(…, W) → (…, 1 + same + kinds): a label's own probability, and what each other word says of it. A kind must
-        convince, and the label itself must not speak against it: their log odds are averaged."""
+        """(…, W) → (…, 1 + same + kinds): what a label's own words say of it, and each of its kinds. A kind must
+        convince, and the label itself must not speak against it: their log odds are averaged. The more kinds a general
+        label has, the likelier one convinces by mistake, so odds fall with their number (as Bonferroni has it)."""
         own = probabilities[..., [label, *self.same[label]]]
-        if not self.kinds[label]:
+        if not (kinds := list(self.kinds[label])):
             return own
-        known = _log_odds(own.max(-1, keepdims=True))
-        odds = SHARE * _log_odds(probabilities[..., list(self.kinds[label])]) + (1 - SHARE) * known
-        return np.concatenate([own, 1 / (1 + np.exp(-odds))], axis=-1).astype(probabilities.dtype)
+        known = _log_odds(own)
+        joint = SHARE * _log_odds(probabilities[..., kinds]) + (1 - SHARE) * known.max(-1, keepdims=True)
+        odds = np.concatenate([known, joint], axis=-1) - CAUTION * np.log1p(len(kinds)) * self.general[label]
+        return (1 / (1 + np.exp(-odds))).astype(probabilities.dtype)
 
     def combine(self, probabilities: np.ndarray) -> np.ndarray:
         """(…, W) → (…, N): a label is as probable as the word that says it best."""
@@ -93,17 +100,27 @@ def _log_odds(p: np.ndarray) -> np.ndarray:
 def sought(labels: Sequence[str], lexicon: Lexicon | None = None) -> Sought:
     """Labels with what a lexicon knows of them; without one, labels alone."""
     index = {label: i for i, label in enumerate(labels)}
-    columns: list[list[tuple[int, ...]]] = []
+    columns: list[tuple[tuple[int, ...], ...]] = []
+    general = []
     for label in labels:
-        names: tuple[list[str], list[str]] = ([], [])
         entry = None if lexicon is None else lexicon.meant(label)
-        if lexicon is not None and entry is not None:
-            below = [kind for kind in lexicon.below(entry) if kind.common >= COMMON]
-            below = sorted(below, key=lambda kind: -kind.common)[:MOST]
-            names = ([entry.name], [kind.name for kind in below])
-        columns.append([tuple(index.setdefault(n, len(index)) for n in part if n != label) for part in names])
-    same, kinds = zip(*columns, strict=True) if columns else ((), ())
-    return Sought(tuple(labels), tuple(index), tuple(same), tuple(kinds))
+        same, below = ([entry.name], _kinds(entry, lexicon)) if lexicon is not None and entry is not None else ([], [])
+        general.append(entry is not None and _general(entry, below))
+        names = (same, [kind.name for kind in below])
+        columns.append(tuple(tuple(index.setdefault(n, len(index)) for n in part if n != label) for part in names))
+    same_columns, kinds = zip(*columns, strict=True) if columns else ((), ())
+    return Sought(tuple(labels), tuple(index), tuple(same_columns), tuple(kinds), tuple(general))
+
+
+def _kinds(entry: Entry, lexicon: Lexicon) -> list[Entry]:
+    """The most common kinds of a thing."""
+    below = [kind for kind in lexicon.below(entry) if kind.common >= COMMON]
+    return sorted(below, key=lambda kind: -kind.common)[:MOST]
+
+
+def _general(entry: Entry, kinds: Sequence[Entry]) -> bool:
+    """By how many digits the number of captions has that say each; the commonest words ("person") are not."""
+    return entry.common < COMMONEST and sum(10**kind.common for kind in kinds) > RARER * 10**entry.common
 
 
 def each_once(names: Sequence[str], probabilities: np.ndarray, order: Iterable[int], lexicon: Lexicon) -> Iterator[int]:

@@ -21,7 +21,10 @@ from ..errors import RamatchError
 from ..files import read_text
 from .tags import IRREGULAR, Tags
 
-BEFORE = re.compile(r"^(?:(?:an?|the)\s+(?:photo|picture|image)\s+of\s+)?(?:(?:an?|the)\s+)?")  # a photo of a dog
+ARTICLE = r"(?:(?:an?|the)\s+)?"
+BEFORE = re.compile(
+    rf"^(?:{ARTICLE}(?:photo|picture|image|pair|piece|slice|bunch)\s+of\s+)?{ARTICLE}"
+)  # a photo of a dog
 COUNTED = ("bus", "dress", "glass", "cross")  # end in s and have a plural
 PHRASES = ("a {}", "the {}", "a photo of a {}")
 BUILT_IN = Path(__file__).parents[1] / "assets" / "vocabularies" / "general.tsv"
@@ -80,13 +83,15 @@ class Lexicon:
         return self._by_word.get(word) or Entry(word)
 
     def meant(self, label: str) -> Entry | None:
-        """The entry of a label as people write it: in capitals, with an article, in the plural, "a photo of a dog"."""
+        """The entry of a label as people write it: in capitals, with an article, in the plural, "a photo of a dog", as
+        one word or several (tooth brush, sail-boat)."""
         word = BEFORE.sub("", label.strip().casefold())
-        return self._by_word.get(word) or self._by_plural.get(word)
+        return self._by_word.get(word) or self._by_spelling.get(_joined(word))
 
     @cached_property
-    def _by_plural(self) -> dict[str, Entry]:
-        return {plural(word): entry for word, entry in self._by_word.items()}
+    def _by_spelling(self) -> dict[str, Entry]:
+        many = {_joined(plural(word)): entry for word, entry in self._by_word.items()}
+        return many | {_joined(word): entry for word, entry in self._by_word.items()}
 
     def below(self, entry: Entry) -> tuple[Entry, ...]:
         """Everything that is a kind of the entry, as listed."""
@@ -118,6 +123,10 @@ class Lexicon:
                 found[name] = None
                 queue += self.entries[name].parents if name in self.entries else ()
         return list(found)
+
+
+def _joined(word: str) -> str:
+    return re.sub(r"[\s\-]", "", word)
 
 
 def _entry(row: Mapping[str, str]) -> Entry:
