@@ -26,7 +26,7 @@ from ramatch.train.adapt import AdaptConfig, BroadTargets, adapt_folder, broad_t
 from ramatch.train.cached import Examples, collect_cached, fit_cached, ram_stem
 from ramatch.train.config import CachedConfig
 from ramatch.train.features import FeatureCache, Views, cache_features
-from ramatch.train.targets import Labels, Sources
+from ramatch.train.targets import Labels, Sources, Told
 
 
 def keep(ram: RAM, pixels: torch.Tensor) -> FeatureCache:
@@ -70,7 +70,7 @@ def test_broad_targets_know_what_each_source_tells():
     labels = annotated(("cat", "dog"), keys, {"both": ("cat",), "label": ("dog",)})
     told = [captions.get(key, ()) for key in keys]
     plain = AdaptConfig(min_images=2, lexicon=None)
-    broad = broad_targets(Words(), told, labels, plain)  # type: ignore[arg-type]
+    broad = broad_targets(Words(), Told(told, labels=labels), plain)  # type: ignore[arg-type]
     assert broad.names[:2] == ("cat", "dog")  # labels first
     assert set(broad.names[2:]) == {"red", "frisbee", "red frisbee", "puppy"}  # "dog" is a label already
     assert broad.targets.dtype == torch.int8
@@ -89,10 +89,10 @@ def test_broad_targets_know_what_each_source_tells():
         **tags,
     }  # nor that there is no dog: only annotations deny labels
     assert rows["cap2"] == {"cat": -1, "dog": -1, "puppy": 1, "red": 0, "frisbee": 0, "red frisbee": 0}
-    far = broad_targets(Words(), told, labels, plain.replace(ignore_above=0.95))  # type: ignore[arg-type]
+    far = broad_targets(Words(), Told(told, labels=labels), plain.replace(ignore_above=0.95))  # type: ignore[arg-type]
     assert far.targets[keys.index("both"), far.names.index("puppy")] == 0
     assert broad.labels == far.labels == 2
-    few = broad_targets(Words(), told, labels, plain.replace(min_images=99))  # type: ignore[arg-type]
+    few = broad_targets(Words(), Told(told, labels=labels), plain.replace(min_images=99))  # type: ignore[arg-type]
     assert few.names == ("cat", "dog")
     assert few.targets.tolist() == [[1, 0], [-1, -1], [0, 1], [-1, -1], [-1, -1]]
 
@@ -110,7 +110,7 @@ def test_words_of_one_meaning_share_their_targets_and_kinds_speak_for_what_stand
         def encode_text(self, names):
             return torch.eye(len(names))
 
-    broad = broad_targets(Apart(), told, labels, config)  # type: ignore[arg-type]
+    broad = broad_targets(Apart(), Told(told, labels=labels), config)  # type: ignore[arg-type]
     assert broad.names[:2] == ("cat", "dog")
     assert set(broad.names[2:]) == {"puppy", "frisbee", "animal", "pussycat", "creature", "disc"}
     found = {name: column.tolist() for name, column in zip(broad.names, broad.targets.T, strict=True)}

@@ -15,11 +15,13 @@ from ramatch.data import decode_all, read_captions
 from ramatch.errors import RamatchError
 from ramatch.evaluation.retrieval import retrieval
 from ramatch.modeling.backbone import Backbone
+from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.train import align as module
 from ramatch.train.align import AlignConfig, AlignTask, align, align_folder, caption_loss, contrast
 from ramatch.train.assemble import join_towers
-from ramatch.train.targets import Labels, Sources
+from ramatch.train.targets import Labels, Sources, Told
+from ramatch.train.teachers import ask
 
 # random sentence encoders find all words alike, so hardly anything may be ignored as too close
 CONFIG = AlignConfig(
@@ -34,7 +36,7 @@ def test_alignment_learns(towers):
     new_captions = [texts[:1] for texts in new_captions]
     before = retrieval(join_towers(*towers, image_size=32, dim=24, global_pool="cls+mean"), new_pixels, new_captions)
     entries: list[dict] = []
-    result = align(*towers, pixels, captions, CONFIG, device="cpu", on_log=entries.append)
+    result = align(*towers, pixels, Told(captions), CONFIG, device="cpu", on_log=entries.append)
     after = retrieval(result.backbone, new_pixels, new_captions)
     for way in ("image→text R@5", "text→image R@5"):
         assert before[way] < 50
@@ -52,7 +54,7 @@ def test_alignment_learns(towers):
 def test_what_learns_and_what_stays(towers):
     pixels, captions, _ = squares(40)
     start = join_towers(*towers, image_size=32, dim=24, global_pool="cls+mean").state_dict()
-    result = align(*towers, pixels, captions, SHORT, device="cpu")
+    result = align(*towers, pixels, Told(captions), SHORT, device="cpu")
     now = result.backbone.state_dict()
     changed = {name for name in now if not torch.equal(now[name], start[name])}
     assert not any(name.startswith(("vision.blocks.0.", "vision.patch", "vision.positions")) for name in changed)
@@ -74,24 +76,24 @@ def same(a: Backbone, b: Backbone) -> bool:
 def test_the_same_seed_gives_the_same_weights(towers, changes):
     pixels, captions, _ = squares(40)
     config = SHORT.replace(**changes)
-    first = align(*towers, pixels, captions, config, device="cpu")
+    first = align(*towers, pixels, Told(captions), config, device="cpu")
     torch.rand(7)  # what happened before does not matter
-    again = align(*towers, pixels, captions, config, device="cpu")
+    again = align(*towers, pixels, Told(captions), config, device="cpu")
     assert same(first.backbone, again.backbone)
     assert first.log == again.log
-    other = align(*towers, pixels, captions, config.replace(seed=1), device="cpu")
+    other = align(*towers, pixels, Told(captions), config.replace(seed=1), device="cpu")
     assert not same(first.backbone, other.backbone)
     if changes:
-        plain = align(*towers, pixels, captions, SHORT, device="cpu")
+        plain = align(*towers, pixels, Told(captions), SHORT, device="cpu")
         assert not same(first.backbone, plain.backbone)
 
 
 def test_without_tags(towers):
     pixels, captions, _ = squares(20)
     with pytest.raises(RamatchError, match="no tag occurs in 500 images"):
-        align(*towers, pixels, captions, SHORT.replace(min_images=500), device="cpu")
+        align(*towers, pixels, Told(captions), SHORT.replace(min_images=500), device="cpu")
     config = SHORT.replace(min_images=500, tag_weight=0.0)
-    result = align(*towers, pixels, captions, config, device="cpu")
+    result = align(*towers, pixels, Told(captions), config, device="cpu")
     assert result.tags == ()
     assert result.log[-1]["losses"][2:4] == [0, 0]
     # no tag taught the tags' temperatures, so the captions' one is used
@@ -113,11 +115,11 @@ def test_bad_settings_and_data(towers):
         with pytest.raises(RamatchError):
             SHORT.replace(**wrong)
     with pytest.raises(RamatchError, match="6 images and 5 lists"):
-        align(*towers, pixels, captions[:5], SHORT, device="cpu")
+        align(*towers, pixels, Told(captions[:5]), SHORT, device="cpu")
     with pytest.raises(RamatchError, match="no caption, no other sentence and no label"):
-        align(*towers, pixels, [*captions[:5], []], SHORT, device="cpu")
+        align(*towers, pixels, Told([*captions[:5], []]), SHORT, device="cpu")
     with pytest.raises(RamatchError, match="vision_layers is 9, but the vision tower has 3"):
-        align(*towers, pixels, captions, SHORT.replace(vision_layers=9, min_images=1), device="cpu")
+        align(*towers, pixels, Told(captions), SHORT.replace(vision_layers=9, min_images=1), device="cpu")
     changed = AlignConfig().with_overrides(["epochs=3", "optim.text_lr=1e-4", "global_pool=cls"])
     assert changed == AlignConfig(epochs=3, global_pool="cls", optim=AlignConfig().optim.replace(text_lr=1e-4))
     for wrong_text in ("epochs", "speed=3", "epochs=many"):
@@ -236,13 +238,6 @@ def test_images_without_captions_teach_by_hints_and_labels(towers):
     pixels, captions, colours = squares(60)
     new, _, shown = squares(20, seed=9)
 
-    def right(result) -> float:
-        features = result.backbone.encode_image(result.backbone.preprocess.normalize(new))
-        image = torch.nn.functional.normalize(features[0].float(), dim=-1)
-        words = torch.nn.functional.normalize(result.backbone.encode_text(list(COLOURS)).float(), dim=-1)
-        best = (image @ words.T).argmax(-1).tolist()
-        return sum(list(COLOURS)[b] == c for b, c in zip(best, shown, strict=True)) / len(shown)
-
     plain = [
         [texts[0].replace(c, "something")] if i % 2 else []
         for i, (texts, c) in enumerate(zip(captions, colours, strict=True))
@@ -253,9 +248,63 @@ def test_images_without_captions_teach_by_hints_and_labels(towers):
         truth[i] = torch.tensor([colours[i] == c for c in COLOURS])
     labels = Labels(tuple(COLOURS), truth)
     silent = [texts or ["is it something"] for texts in plain]
-    assert right(align(*towers, pixels, plain, CONFIG, sentences=silent, device="cpu")) <= 0.5
-    assert right(align(*towers, pixels, plain, CONFIG, sentences=hints, device="cpu")) >= 0.8
-    assert right(align(*towers, pixels, plain, CONFIG, labels=labels, device="cpu")) >= 0.8
+
+    def right(told: Told) -> float:
+        return colours_right(align(*towers, pixels, told, CONFIG, device="cpu"), new, shown)
+
+    assert right(Told(plain, silent)) <= 0.5
+    assert right(Told(plain, hints)) >= 0.8
+    assert right(Told(plain, labels=labels)) >= 0.8
+
+
+def colours_right(result, pixels, shown) -> float:
+    """Share of images whose colour is the word nearest to them."""
+    features = result.backbone.encode_image(result.backbone.preprocess.normalize(pixels))
+    image = torch.nn.functional.normalize(features[0].float(), dim=-1)
+    words = torch.nn.functional.normalize(result.backbone.encode_text(list(COLOURS)).float(), dim=-1)
+    best = (image @ words.T).argmax(-1).tolist()
+    return sum(list(COLOURS)[b] == c for b, c in zip(best, shown, strict=True)) / len(shown)
+
+
+def test_a_teacher_tells_what_captions_leave_out(towers, tmp_path):
+    """Colours that few captions name, and of which most captions say the wrong one, are learned from a teacher."""
+    pixels, captions, colours = squares(60)
+    new, _, shown = squares(20, seed=9)
+    save_backbone(align(*towers, pixels, Told(captions), CONFIG, device="cpu").backbone, tmp_path / "teacher")
+    wrong = list(COLOURS)[1:] + list(COLOURS)[:1]
+    swapped = dict(zip(COLOURS, wrong, strict=True))
+    told = Told([[texts[0].replace(c, swapped[c])] for texts, c in zip(captions, colours, strict=True)])
+    taught = CONFIG.replace(teachers=(str(tmp_path / "teacher"),), teacher_weight=30.0)
+    assert colours_right(align(*towers, pixels, told, CONFIG, device="cpu"), new, shown) <= 0.2
+    result = align(*towers, pixels, told, taught, device="cpu")
+    assert colours_right(result, new, shown) >= 0.8
+    assert len(result.log[0]["losses"]) == 6
+    assert result.log[-1]["losses"][5] < 0.5 * result.log[0]["losses"][5]
+    with pytest.raises(RamatchError, match="nowhere"):
+        align(*towers, pixels, told, CONFIG.replace(teachers=(str(tmp_path / "nowhere"),)), device="cpu")
+
+
+def test_several_teachers_answer_with_their_mean(towers, tmp_path):
+    pixels, captions, _ = squares(20)
+    names = []
+    for seed in (0, 1):
+        names.append(str(tmp_path / str(seed)))
+        result = align(*towers, pixels, Told(captions), SHORT.replace(seed=seed), device="cpu")
+        save_backbone(result.backbone, names[-1])
+    texts, concepts = ["a red square", "a dog"], [("red",), ("square", "box")]
+    asked: dict = {"device": torch.device("cpu"), "dtype": torch.float32, "beta": 20.0}
+    alone = [ask([name], pixels, texts, concepts, **asked) for name in names]
+    both = ask(names, pixels, texts, concepts, **asked)
+    torch.testing.assert_close(both.tags, (alone[0].tags + alone[1].tags) / 2)
+    rows, which = torch.tensor([3, 4]), torch.tensor([1, 0])
+    mean = sum(one.of_captions(rows, which) for one in alone) / 2
+    torch.testing.assert_close(both.of_captions(rows, which), mean)
+    own = Backbone.from_pretrained(names[0])  # and one of them is what the backbone itself says
+    image, regions = own.encode_image(own.preprocess.normalize(pixels))
+    word = torch.nn.functional.normalize(own.encode_text(["red", "reds"]), dim=-1).mean(0)
+    cosine = torch.nn.functional.cosine_similarity
+    pooled = (torch.logsumexp(20 * cosine(regions, word, dim=-1), 1) - math.log(regions.shape[1])) / 20
+    torch.testing.assert_close(alone[0].tags[:, 0], (cosine(image, word, dim=-1) + pooled) / 2, atol=1e-5, rtol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------- mosaics
@@ -267,17 +316,17 @@ def test_mosaics_teach_the_tags_of_all_four_images(towers, monkeypatch):
     seen: list[tuple[int, torch.Tensor]] = []
     real = AlignTask._tag_losses
 
-    def spy(self, image, regions, tags, masks, late):
-        seen.append((len(image), masks[0].sum(1)))
-        return real(self, image, regions, tags, masks, late)
+    def spy(self, found, masks, late):
+        seen.append((len(found[0]), masks[0].sum(1)))
+        return real(self, found, masks, late)
 
     monkeypatch.setattr(AlignTask, "_tag_losses", spy)
-    result = align(*towers, pixels, captions, SHORT.replace(mosaics=0.5), device="cpu")
+    result = align(*towers, pixels, Told(captions), SHORT.replace(mosaics=0.5), device="cpu")
     assert [count for count, _ in seen] == [20, 10] * 4  # two epochs of two steps
     ones, fours = (torch.cat([tags for count, tags in seen if count == size]).float().mean() for size in (20, 10))
     assert 1.5 * ones < fours <= 4 * ones
     seen.clear()
-    plain = align(*towers, pixels, captions, SHORT.replace(mosaics=0.0), device="cpu")
+    plain = align(*towers, pixels, Told(captions), SHORT.replace(mosaics=0.0), device="cpu")
     assert [count for count, _ in seen] == [20] * 4
     assert result.log[-1]["losses"] != plain.log[-1]["losses"]
     with pytest.raises(RamatchError, match="'mosaics' must not be negative"):

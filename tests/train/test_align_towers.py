@@ -22,6 +22,7 @@ from ramatch.modeling.checkpoints.loading import read_text, read_vision
 from ramatch.modeling.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN
 from ramatch.train.align import AlignConfig, align
 from ramatch.train.assemble import join_towers
+from ramatch.train.targets import Told
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
 WORDS = {"vocab_size": 40, "max_position_embeddings": 24}
@@ -114,7 +115,7 @@ def test_they_align_and_are_read_again(vision, text, towers, tmp_path):
     config = AlignConfig(
         image_size=32, dim=12, vision_layers=1, epochs=1, batch_size=10, min_images=3, views=1, ignore_above=0.99999
     )
-    result = align(tmp_path / "seen", tmp_path / "read", pixels, captions, config, device="cpu")
+    result = align(tmp_path / "seen", tmp_path / "read", pixels, Told(captions), config, device="cpu")
     save_backbone(result.backbone, tmp_path / "out")
     loaded = Backbone.from_pretrained(tmp_path / "out")
     assert dataclasses.asdict(loaded.vision.config)["image"] == 32

@@ -32,7 +32,7 @@ from .cached import Examples, fit_cached, ram_stem, recognize_cached
 from .config import CachedConfig, OptimConfig
 from .distributed import pick_device
 from .features import FeatureCache, Views, cache_features
-from .targets import Labels, Sources, known_concepts
+from .targets import Sources, Told, known_concepts
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class BroadTargets:
     sources: tuple[int, ...]
 
 
-def broad_targets(
-    backbone: Backbone, sentences: Sequence[Sequence[str]], labels: Labels, config: AdaptConfig
-) -> BroadTargets:
+def broad_targets(backbone: Backbone, told: Told, config: AdaptConfig) -> BroadTargets:
     """What is known of each image from its sentences, its labels, or both."""
 
     @torch.inference_mode()
@@ -82,7 +80,7 @@ def broad_targets(
         "max_tags": config.max_tags,
     }
     lexicon = Lexicon.named(config.lexicon) or Lexicon({})
-    known = known_concepts(sentences, labels, lexicon, near, silent=True, **mined)
+    known = known_concepts(told, lexicon, near, silent=True, **mined)
     sources = {name: i for i, name in enumerate(known.names)}
     for i, words in enumerate(known.texts):  # every synonym of a meaning is a name of its own
         for word in words:
@@ -143,7 +141,7 @@ def adapt_folder(
     found = data.read()
     own = load_frozen(str(backbone)).to(pick_device(device))
     own.name = Path(backbone).name  # the folder stands alone, so it need not remember where this lay
-    broad = broad_targets(own, found.sentences, found.labels, config)
+    broad = broad_targets(own, found.told, config)
     torch.manual_seed(config.seed)
     model = RAM(own, ram).to(own.device)
     pixels = decode_all(found.records, model.preprocess, progress=progress)
@@ -152,10 +150,10 @@ def adapt_folder(
     if len(broad.names) >= LEAST:
         model.known = known_words(model.eval(), broad.names)
     tags = broad.names[broad.labels :]
-    truth = found.labels.truth
+    truth = found.told.labels.truth
     report = {
         "images": len(found.records),
-        "captioned": sum(map(bool, found.captions)),
+        "captioned": sum(map(bool, found.told.captions)),
         "labelled": 0 if truth is None else int((truth[:, 0] >= 0).sum()),
         "excluded": found.excluded,
         "labels": broad.labels,

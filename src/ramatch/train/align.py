@@ -4,6 +4,7 @@ Losses, with equal weight: captions against images of the batch (InfoNCE) and co
 global feature and on the pooled regions; mosaics of four images have concepts only. A concept is a meaning: words that
 captions say, joined with their synonyms and with what they are a kind of by a lexicon, and each step reads it in
 another of its wordings. A smaller loss keeps all words of the lexicon as near to each other as the text tower had them.
+Teachers, if there are any, add how likely they find all that captions leave open.
 Only the last vision layers, the text layers and the two projections learn; what lies below in the vision tower is
 cached."""
 
@@ -21,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..config import RAMConfig
 from ..data.augment import mosaics
 from ..data.decode import decode_all
 from ..data.lexicon import Lexicon, all_words, phrasings
@@ -33,15 +33,16 @@ from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_backbone
 from ..modeling.kernels.ops import smooth_max
 from ..modeling.preprocess import Preprocess
-from ..modeling.ram import RegionSet, Streams
+from ..modeling.ram import Streams
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
 from .assemble import join_towers
 from .config import LoopConfig, OptimConfig
 from .distributed import World, pick_device
 from .features import FeatureCache, Stem, Views, cache_features
 from .optim import Limit, Roles
-from .targets import Known, Labels, Sources, known_concepts
+from .targets import Known, Sources, Told, known_concepts
 from .task import Batch, Task
+from .teachers import Answers, ask, look, plain_regions
 from .trainer import Trainer, seed_all
 
 Log = Callable[[dict[str, Any]], None]
@@ -83,6 +84,8 @@ class AlignConfig(LoopConfig):
     lexicon: str | None = "built-in"
     name_share: Share = 0.4  # how often a concept is read by its plain name rather than in other words
     meaning_weight: NotNegative = 0.5  # of holding the words of the lexicon as near to each other as they were
+    teachers: tuple[str, ...] = ()  # folders of backbones aligned before, to learn from as well
+    teacher_weight: NotNegative = 1.0
     mosaics: NotNegative = 0.5  # pictures of four, with the tags of all four, for each image of a batch (0: none)
     views: Count = 4  # of each image: as it is, its mirror, random parts
     crop: Annotated[float, Bound(0, 1, above=True)] = 0.5  # smallest share of the image a part keeps
@@ -108,22 +111,26 @@ class AlignTask(Task):
         self.start = layers - config.vision_layers
         if self.start < 0:
             raise RamatchError(f"vision_layers is {config.vision_layers}, but the vision tower has {layers} layers")
-        shape = RAMConfig(tss=False, visual_prompts=0, adapted_layers=0, saa_layers=config.saa_layers)
-        self.ladder = RegionSet(backbone, shape)
+        self.ladder = plain_regions(backbone, config.saa_layers)
         self.log_scales = nn.Parameter(torch.full((4,), math.log(20.0), device=backbone.device))
-        self.ladder.requires_grad_(False)
         for part in self.roles().values():
             for parameter in part:
                 parameter.requires_grad_(True)
-        self.sums = torch.zeros(5, device=backbone.device)
+        self.answers: Answers | None = None
+        self.sums = torch.zeros(6 if config.teachers else 5, device=backbone.device)
         self.log: list[dict[str, Any]] = []
 
     def learn_from(
         self, images: Tensor, captions: Sequence[Sequence[str]], known: Known, lexicon: Lexicon | None
     ) -> None:
-        """uint8 images (n, 3, h, w) of any size, their captions and concepts; caches the frozen features."""
+        """uint8 images (n, 3, h, w) of any size, their captions and concepts; caches the frozen features and what
+        teachers answer."""
         config, device, preprocess = self.config, self.backbone.device, self.backbone.preprocess
         stem = Stem(self.look_below, preprocess, device, config.dtype(device))
+        if config.teachers:
+            sentences = [c for texts in captions for c in texts] or [""]
+            asking: dict[str, Any] = {"device": device, "dtype": stem.dtype, "beta": config.beta}
+            self.answers = ask(config.teachers, images, sentences, known.texts, **asking)
         self.cache = cache_features(stem, images, Views(config.views, config.crop, config.seed))
         self.mosaics: FeatureCache | None = None
         if config.mosaics:
@@ -162,13 +169,9 @@ class AlignTask(Task):
         state = Streams(b.vision.embed(pixels), b.vision.grid(*pixels.shape[-2:]))
         return self.ladder.run_layers(b, state, range(self.start))
 
-    def look(self, state: Streams) -> tuple[Tensor, Tensor]:
-        """From the cached state to unit global features (B, D) and unit regions (B, M, D)."""
-        b = self.backbone
-        done = self.ladder.run_layers(b, state, range(self.start, len(b.vision.blocks)))
-        image, patches = b.finish(done.x)
-        regions = patches if done.base is None else b.visual_projection(b.vision.norm(done.local(1.0)))
-        return F.normalize(image.float(), dim=-1), F.normalize(regions.float(), dim=-1)
+    def look(self, cache: FeatureCache, view: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit global features (B, D) and unit regions (B, M, D) of cached images."""
+        return look(self.backbone, self.ladder, cache.pick(view, rows), self.start)
 
     def read(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Unit text features (N, D). cuDNN's attention takes several times as long for thousands of short texts."""
@@ -197,30 +200,45 @@ class AlignTask(Task):
         with torch.autocast(rows.device.type, dtype, enabled=dtype != torch.float32):
             losses = self._losses(view, rows, late)
         self.sums += losses.detach()
-        captions, tags = losses[:2].sum(), losses[2:4].sum()
-        return config.caption_weight * captions + config.tag_weight * tags + config.meaning_weight * losses[4]
+        parts = (config.caption_weight, config.caption_weight, config.tag_weight, config.tag_weight)
+        weights = (*parts, config.meaning_weight, config.teacher_weight)[: len(losses)]
+        return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum()
 
     def _losses(self, view: Tensor, rows: Tensor, late: Tensor) -> Tensor:
-        """Caption loss on global and regions, concept loss on global and regions, loss of meanings: (5,)."""
-        config, words = self.config, self.words
-        image, regions = self.look(self.cache.pick(view, rows))
-        captions = self.read(*words.captions(rows))
-        scale = self.log_scales.exp()
-        found = [
-            caption_loss(cosines * s, words.counts[rows] > 0)
-            for cosines, s in zip(_cosines(image, regions, captions, config.beta), scale[:2], strict=True)
-        ]
-        tags = self.read(*words.concepts.pick())
-        found += self._tag_losses(image, regions, tags, words.masks(rows), late)
+        """Caption loss on global and regions, concept loss on global and regions, loss of meanings, and where there are
+        teachers, of what they say: (5,) or (6,)."""
+        config, words, scales = self.config, self.words, self.log_scales.exp()
+        image, regions = self.look(self.cache, view, rows)
+        which = words.pick(rows)
+        captions, tags = self.read(*words.captions(which)), self.read(*words.concepts.pick())
+        told = [c * s for c, s in zip(_cosines(image, regions, captions, config.beta), scales[:2], strict=True)]
+        shown = [c * s for c, s in zip(_cosines(image, regions, tags, config.beta), scales[2:], strict=True)]
+        found = [caption_loss(logits, words.counts[rows] > 0) for logits in told]
+        found += self._tag_losses(shown, words.masks(rows), late)
         count = round(config.mosaics * len(rows))
         if self.mosaics is not None and count:
-            rows = torch.randint(len(self.sources), (count,), device=rows.device)
+            some = torch.randint(len(self.sources), (count,), device=rows.device)
             view = torch.randint(self.mosaics.views, (count,), device=rows.device)
-            image, regions = self.look(self.mosaics.pick(view, rows))
-            more = self._tag_losses(image, regions, tags, words.masks(self.sources[rows]), late)
+            cosines = _cosines(*self.look(self.mosaics, view, some), tags, config.beta)
+            logits = [c * s for c, s in zip(cosines, scales[2:], strict=True)]
+            more = self._tag_losses(logits, words.masks(self.sources[some]), late)
             found[2:] = [a + config.mosaics * b for a, b in zip(found[2:], more, strict=True)]
         found.append(torch.zeros_like(found[0]) if self.meanings is None else self._meaning_loss(self.meanings))
+        if self.answers is not None:
+            wanted = (self.answers.of_captions(rows, which), self.answers.tags[rows].float())
+            across = (0.5, config.tag_across)
+            found.append(sum(map(self._teacher_loss, (told, shown), self.log_scales.view(2, 2), wanted, across)))
         return torch.stack(found)
+
+    @staticmethod
+    def _teacher_loss(found: list[Tensor], log_scales: Tensor, wanted: Tensor, across: float) -> Tensor:
+        """Logits (B, N) of the global feature and of regions beside teachers' cosines (B, N), as sharp: each row should
+        be as theirs is, and each column, of which `across` is the share."""
+        losses = []
+        for logits, scale in zip(found, log_scales.detach().exp(), strict=True):
+            teacher = wanted * scale
+            losses.append(torch.lerp(_divergence(logits, teacher), _divergence(logits.T, teacher.T), across))
+        return torch.stack(losses).sum()
 
     def _meaning_loss(self, meanings: Phrases) -> Tensor:
         """Two wordings of each of some meanings: each should find the other, and otherwise what the text tower found
@@ -229,23 +247,19 @@ class AlignTask(Task):
         (one, other), (old, older) = zip(*(meanings.pick_known(rows) for _ in range(2)), strict=True)
         wanted = (old @ older.T).fill_diagonal_(1.0) * NEARNESS
         logits = self.read(*one) @ self.read(*other).T * (2 * NEARNESS)
-        return F.cross_entropy(logits, wanted.softmax(-1)) - _entropy(wanted)
+        return _divergence(logits, wanted)
 
-    def _tag_losses(
-        self, image: Tensor, regions: Tensor, tags: Tensor, masks: tuple[Tensor, Tensor], late: Tensor
-    ) -> list[Tensor]:
-        """Concept loss on global features (B, D) and on regions (B, M, D)."""
-        config, (positive, negative) = self.config, masks
+    def _tag_losses(self, found: list[Tensor], masks: tuple[Tensor, Tensor], late: Tensor) -> list[Tensor]:
+        """Concept loss of each of some logits (B, C), where concepts are present and where they are absent (B, C)."""
+        config, (positive, negative), losses = self.config, masks, []
         options: dict[str, Any] = {"leave_out": config.leave_out, "late": late}
-        found = []
-        for cosines, log_scale in zip(_cosines(image, regions, tags, config.beta), self.log_scales[2:], strict=True):
-            logits = cosines * log_scale.exp()
+        for logits in found:
             loss = contrast(logits, positive, negative, **options)  # which tags of this image
             if config.tag_across:  # which images of this tag: what ranks images for a label
                 across = contrast(logits.T, positive.T, negative.T, even=config.even_tags, **options)
                 loss = torch.lerp(loss, across, config.tag_across)
-            found.append(loss)
-        return found
+            losses.append(loss)
+        return losses
 
     def end_epoch(self, step: int) -> None:
         epoch = self.sampler.epoch + (self.sampler.position > 0)
@@ -312,10 +326,13 @@ class Words:
         self.targets = known.targets.to(device)
         self.concepts = Phrases(backbone, known.texts, config.name_share)
 
-    def captions(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """One random caption for each image of `rows`."""
-        pick = self.first[rows] + (torch.rand(len(rows), device=rows.device) * self.counts[rows]).long()
-        return self.ids[pick], self.lengths[pick]
+    def pick(self, rows: Tensor) -> Tensor:
+        """One random caption for each image of `rows`, by its number."""
+        return self.first[rows] + (torch.rand(len(rows), device=rows.device) * self.counts[rows]).long()
+
+    def captions(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids (B, T) and lengths (B,) of captions."""
+        return self.ids[which], self.lengths[which]
 
     def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Positive and negative concepts (B, C) of these images (B,), or of pictures that show several each (B, 4)."""
@@ -333,9 +350,9 @@ def caption_loss(logits: Tensor, captioned: Tensor) -> Tensor:
     return torch.where(captioned, one + other, 0.0).sum() / (2 * captioned.sum().clamp(min=1))
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    """Of the softmax of each row, on average: what no prediction can go below."""
-    return -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of rows' softmax from another's, on average: both (B, N) logits."""
+    return F.kl_div(logits.log_softmax(-1), wanted.log_softmax(-1), reduction="batchmean", log_target=True)
 
 
 def _cosines(image: Tensor, regions: Tensor, texts: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -374,19 +391,16 @@ def align(
     vision: str | Path,
     text: str | Path,
     images: Tensor,
-    captions: Sequence[Sequence[str]],
+    told: Told,
     config: AlignConfig | None = None,
     *,
-    sentences: Sequence[Sequence[str]] | None = None,
-    labels: Labels | None = None,
     device: str | torch.device | None = None,
     on_log: Log | None = None,
     progress: bool = False,
 ) -> AlignResult:
-    """Align two towers. images: uint8 (n, 3, H, W) of any size; captions: a list of captions for each image, which may
-    be empty where there are other `sentences` (what concepts are taken from; by default the captions) or labels."""
-    config, labels, sentences = config or AlignConfig(), labels or Labels(), sentences or captions
-    _check(images, captions, sentences, labels)
+    """Align two towers. images: uint8 (n, 3, H, W) of any size; told: what is said of each."""
+    config = config or AlignConfig()
+    _check(images, told)
     here = World(pick_device(None if device is None else str(device)))
     seed_all(config)
     size, dim, pool = config.image_size, config.dim, config.global_pool
@@ -397,10 +411,10 @@ def align(
         "min_images": config.min_images,
         "max_tags": config.max_tags,
     }
-    known = known_concepts(sentences, labels, lexicon or Lexicon({}), task.plain, silent=False, **mined)
+    known = known_concepts(told, lexicon or Lexicon({}), task.plain, silent=False, **mined)
     if not known.texts and config.tag_weight:
         raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
-    task.learn_from(images, captions, known, lexicon)
+    task.learn_from(images, told.captions, known, lexicon)
     began = time.perf_counter()
     trainer = Trainer(task, config, here, progress=progress)
     trainer.fit()
@@ -412,15 +426,14 @@ def align(
     return AlignResult(backbone.eval(), known.names, task.log, time.perf_counter() - began)
 
 
-def _check(
-    images: Tensor, captions: Sequence[Sequence[str]], sentences: Sequence[Sequence[str]], labels: Labels
-) -> None:
-    if not len(images) == len(captions) == len(sentences) or len(images) < 2:
+def _check(images: Tensor, told: Told) -> None:
+    if not len(images) == len(told.captions) == len(told.sentences) or len(images) < 2:
         raise RamatchError(
-            f"{len(images)} images and {len(captions)} lists of captions: they must be as many, and at least 2"
+            f"{len(images)} images and {len(told.captions)} lists of captions: they must be as many, and at least 2"
         )
-    bare = [i for i, texts in enumerate(sentences) if not texts]
-    if bare and (labels.truth is None or bool((labels.truth[bare] < 0).any())):
+    bare = [i for i, texts in enumerate(told.sentences) if not texts]
+    truth = told.labels.truth
+    if bare and (truth is None or bool((truth[bare] < 0).any())):
         raise RamatchError("an image has no caption, no other sentence and no label; leave it out")
 
 
@@ -439,9 +452,7 @@ def align_folder(
     out, config, found = new_folder(out), config or AlignConfig(), data.read()
     preprocess = Preprocess((config.image_size, config.image_size))
     pixels = decode_all(found.records, preprocess, progress=progress)
-    told: dict[str, Any] = {"sentences": found.sentences, "labels": found.labels}
-    running: dict[str, Any] = {"device": device, "on_log": on_log, "progress": progress}
-    result = align(vision, text, pixels, found.captions, config, **told, **running)
+    result = align(vision, text, pixels, found.told, config, device=device, on_log=on_log, progress=progress)
     report: dict[str, Any] = {"data": found.accounts, "images": len(found.records), "tags": len(result.tags)}
     report |= {"seconds": round(result.seconds, 1), "settings": config.to_dict()}
     if found.held:

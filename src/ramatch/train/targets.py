@@ -34,6 +34,20 @@ class Labels:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What is said of images: a list of captions for each, which may be empty where there are other sentences (what
+    concepts are taken from; by default the captions) or labels."""
+
+    captions: Sequence[Sequence[str]]
+    more: Sequence[Sequence[str]] | None = None
+    labels: Labels = Labels()
+
+    @property
+    def sentences(self) -> Sequence[Sequence[str]]:
+        return self.captions if self.more is None else self.more
+
+
+@dataclass(frozen=True)
 class Known:
     """texts: all words of each of C concepts, its name first; the first `labels` of them are labels. targets: int8
     (images, C): 1 present, 0 absent, −1 not known."""
@@ -48,8 +62,7 @@ class Known:
 
 
 def known_concepts(
-    sentences: Sequence[Sequence[str]],
-    labels: Labels,
+    told: Told,
     lexicon: Lexicon,
     near: Callable[[Sequence[str]], Tensor],
     *,
@@ -62,14 +75,15 @@ def known_concepts(
 
     near: unit text features (N, D) of names; what lies closer than `ignore_above` to something said is not called
     absent. silent: that sentences leave out a label says nothing."""
-    told = torch.tensor([i for i, texts in enumerate(sentences) if texts], dtype=torch.long)
-    tags = mine_tags([sentences[i] for i in told], min_images=min_images, max_tags=max_tags)
+    sentences, labels = told.sentences, told.labels
+    spoken = torch.tensor([i for i, texts in enumerate(sentences) if texts], dtype=torch.long)
+    tags = mine_tags([sentences[i] for i in spoken], min_images=min_images, max_tags=max_tags)
     found = concepts(tags, lexicon)
     column, texts = _columns(labels.classes, found.names, lexicon)
     present, said, known = torch.zeros(3, len(sentences), len(texts), dtype=torch.bool)
     places = torch.tensor([column[name] for name in found.names], dtype=torch.long)
-    present[told[:, None], places], said[told[:, None], places] = found.targets, found.said
-    known[told[:, None], places] = True
+    present[spoken[:, None], places], said[spoken[:, None], places] = found.targets, found.said
+    known[spoken[:, None], places] = True
     certain = torch.zeros_like(known)
     if labels.truth is not None and labels.classes:
         count = len(labels.classes)
@@ -116,13 +130,11 @@ def _below(column: dict[str, int], lexicon: Lexicon) -> Tensor:
 
 @dataclass(frozen=True)
 class Examples:
-    """Images to learn from, with their captions, all their sentences and their labels; images kept for retrieval; how
-    many were excluded; an account of each set (by its name: models travel, folders do not)."""
+    """Images to learn from, with what is said of them; images kept for retrieval; how many were excluded; an account of
+    each set (by its name: models travel, folders do not)."""
 
     records: list[CaptionRecord | Record]
-    captions: list[tuple[str, ...]]
-    sentences: list[tuple[str, ...]]
-    labels: Labels
+    told: Told
     held: list[CaptionRecord]
     excluded: int
     accounts: list[dict[str, Any]]
@@ -164,9 +176,11 @@ class Sources:
         accounts = [*summaries, *more, *([labelled.summary] if labelled else [])]
         return Examples(
             records,
-            [told.get(r.key, ()) for r in records],
-            [(*told.get(r.key, ()), *said.get(r.key, ())) for r in records],
-            _labels(records, labelled),
+            Told(
+                [told.get(r.key, ()) for r in records],
+                [(*told.get(r.key, ()), *said.get(r.key, ())) for r in records],
+                _labels(records, labelled),
+            ),
             [r for r in captioned if r.key in held - excluded],
             len(everything.keys() & excluded),
             [summary.to_dict() | {"path": Path(summary.path).name} for summary in accounts],

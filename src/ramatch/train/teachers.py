@@ -1,0 +1,110 @@
+"""Backbones aligned before, as teachers of the next one (knowledge distillation, Hinton et al. 2015).
+
+Captions leave out most of what an image shows. A larger tower, or several, that have learned from all captions say how
+likely the rest is: which concepts an image shows, which images show a concept, which captions fit which images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import RAMConfig
+from ..data.augment import resize_batch
+from ..data.lexicon import plural
+from ..errors import RamatchError
+from ..files import read_json
+from ..modeling.backbone import Backbone
+from ..modeling.kernels.ops import smooth_max
+from ..modeling.ram import RegionSet, Streams
+from .assemble import load_frozen
+
+BATCH = 256  # images, and 16 times as many texts, looked at in one go
+
+
+def plain_regions(backbone: Backbone, saa_layers: int) -> RegionSet:
+    """The ladder without anything that learns: self-aware attention alone, or the tower's final patches (0)."""
+    shape = RAMConfig(tss=False, visual_prompts=0, adapted_layers=0, saa_layers=saa_layers)
+    return RegionSet(backbone, shape).requires_grad_(False)
+
+
+def look(backbone: Backbone, ladder: RegionSet, state: Streams, start: int) -> tuple[Tensor, Tensor]:
+    """From the state before layer `start` to unit global features (B, D) and unit regions (B, M, D)."""
+    done = ladder.run_layers(backbone, state, range(start, len(backbone.vision.blocks)))
+    image, patches = backbone.finish(done.x)
+    regions = patches if done.base is None else backbone.project(done.local(1.0))
+    return F.normalize(image.float(), dim=-1), F.normalize(regions.float(), dim=-1)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What teachers find, their cosines averaged. tags (n, C): how well a concept fits an image, globally and by its
+    best regions. images (n, S), texts (captions, S): their features side by side, scaled so that products are means."""
+
+    tags: Tensor
+    images: Tensor
+    texts: Tensor
+
+    def of_captions(self, rows: Tensor, captions: Tensor) -> Tensor:
+        """(B, B): how well these captions fit these images."""
+        return (self.images[rows] @ self.texts[captions].T).float()
+
+
+def ask(
+    names: Sequence[str],
+    images: Tensor,
+    captions: Sequence[str],
+    concepts: Sequence[Sequence[str]],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    beta: float,
+) -> Answers:
+    """Ask aligned backbones (folders of `ramatch align`) about uint8 images (n, 3, h, w), one after the other."""
+    found = [_answers(name, images, captions, concepts, device, dtype, beta) for name in names]
+    share = 1 / len(found)
+    tags = sum(one.tags.float() * share for one in found)
+    assert isinstance(tags, Tensor)
+    sides = zip(*((one.images, one.texts) for one in found), strict=True)
+    return Answers(tags.to(found[0].tags.dtype), *(torch.cat(side, 1) * share**0.5 for side in sides))
+
+
+@torch.no_grad()
+def _answers(
+    name: str,
+    images: Tensor,
+    captions: Sequence[str],
+    concepts: Sequence[Sequence[str]],
+    device: torch.device,
+    dtype: torch.dtype,
+    beta: float,
+) -> Answers:
+    teacher = load_frozen(name).to(device)
+    if teacher.text is None:
+        raise RamatchError(f"teacher '{name}' has no text tower; a backbone that `ramatch align` wrote has one")
+    report = Path(name).expanduser() / "alignment.json"
+    made = read_json(report)["settings"] if report.is_file() else {}
+    ladder = plain_regions(teacher, made.get("saa_layers", 0))
+    kept = torch.float16 if dtype != torch.float32 else dtype
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        words = [text for words in concepts for text in (words[0], plural(words[0]))]
+        tags = F.normalize(_read(teacher, words).unflatten(0, (-1, 2)).mean(1), dim=-1)
+        whole, cosines = [], []
+        for chunk in images.split(BATCH):
+            pixels = teacher.preprocess.normalize(resize_batch(chunk.to(device), teacher.preprocess.size))
+            state = Streams(teacher.vision.embed(pixels), teacher.vision.grid(*pixels.shape[-2:]))
+            image, regions = look(teacher, ladder, state, 0)
+            whole.append(image.to(kept))
+            cosines.append(((image @ tags.T + smooth_max(regions @ tags.T, beta)) / 2).to(kept))
+        return Answers(torch.cat(cosines), torch.cat(whole), _read(teacher, captions).to(kept))
+
+
+def _read(teacher: Backbone, texts: Sequence[str]) -> Tensor:
+    """Unit text features (N, D)."""
+    size = 16 * BATCH
+    parts = (teacher.encode_text(texts[i : i + size]) for i in range(0, len(texts), size))
+    return torch.cat([F.normalize(part.float(), dim=-1) for part in parts])
