@@ -35,7 +35,7 @@ from ..modeling.kernels.ops import smooth_max
 from ..modeling.preprocess import Preprocess
 from ..modeling.ram import Streams
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
-from .assemble import join_towers
+from .assemble import join_towers, set_image_size
 from .config import LoopConfig, OptimConfig
 from .distributed import World, pick_device
 from .features import FeatureCache, Stem, Views, cache_features
@@ -56,6 +56,7 @@ class AlignConfig(LoopConfig):
     """Defaults are the ones `ramatch-mini` was aligned with. The word embeddings stay frozen."""
 
     image_size: Count = 196
+    final_size: Natural = 0  # of images once training is done, for finer regions than it had; 0: the same
     dim: Count = 384
     # one visual head for class token and patches; the global feature is their sum
     global_pool: Annotated[str, OneOf(("cls", "cls+mean"))] = "cls+mean"
@@ -227,7 +228,8 @@ class AlignTask(Task):
         if self.answers is not None:
             wanted = (self.answers.of_captions(rows, which), self.answers.tags[rows].float())
             across = (0.5, config.tag_across)
-            found.append(sum(map(self._teacher_loss, (told, shown), self.log_scales.view(2, 2), wanted, across)))
+            taught = map(self._teacher_loss, (told, shown), self.log_scales.view(2, 2), wanted, across)
+            found.append(torch.stack(list(taught)).sum())
         return torch.stack(found)
 
     @staticmethod
@@ -405,6 +407,8 @@ def align(
     seed_all(config)
     size, dim, pool = config.image_size, config.dim, config.global_pool
     joined = join_towers(vision, text, image_size=size, dim=dim, global_pool=pool).to(here.device)
+    if config.final_size % (patch := joined.vision.config.patch):
+        raise RamatchError(f"final_size {config.final_size} is not a multiple of the patch size {patch}")
     task, lexicon = AlignTask(joined, config, on_log), Lexicon.named(config.lexicon)
     mined: dict[str, Any] = {
         "ignore_above": config.ignore_above,
@@ -421,6 +425,8 @@ def align(
     if trainer.ema is not None:
         trainer.ema.apply()
     backbone = task.backbone.requires_grad_(False)
+    if config.final_size:
+        set_image_size(backbone, config.final_size)
     scales = task.log_scales.detach()[2:] if config.tag_weight else task.log_scales.detach()[:2]
     backbone.logit_scale = float(scales.mean().exp())
     return AlignResult(backbone.eval(), known.names, task.log, time.perf_counter() - began)
@@ -457,7 +463,8 @@ def align_folder(
     report |= {"seconds": round(result.seconds, 1), "settings": config.to_dict()}
     if found.held:
         texts = [r.captions for r in found.held]
-        report["retrieval"] = retrieval(result.backbone, decode_all(found.held, preprocess), texts)
+        held = decode_all(found.held, result.backbone.preprocess)
+        report["retrieval"] = retrieval(result.backbone, held, texts)
     with whole_folder(out) as folder:
         save_backbone(result.backbone, folder)
         write_text(folder / "tags.txt", "\n".join(result.tags) + "\n")

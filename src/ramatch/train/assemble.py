@@ -38,23 +38,30 @@ def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: i
     """A vision tower and a text tower (folders or hub ids, see `read_vision`) → an unaligned `Backbone`, with fresh
     projections."""
     v, t = read_vision(vision), read_text(text)
-    if image_size % v.config.patch:
-        raise RamatchError(f"image size {image_size} is not a multiple of the patch size {v.config.patch}")
     if t.tokenizer is None:
         raise RamatchError(f"{t.name} has no tokenizer files; put tokenizer.json beside its weights")
     preprocess, name = Preprocess((image_size, image_size), v.mean, v.std), f"{v.name}+{t.name}"
     model = Backbone(v.config, t.config, dim, preprocess, t.tokenizer, global_pool=global_pool, name=name)
-    tower, side = model.vision, image_size // v.config.patch
-    fill(tower, v.state, v.name)
+    fill(model.vision, v.state, v.name)
     assert model.text is not None
     assert model.text_projection is not None
     fill(model.text, t.state, t.name)
     for head in (model.visual_projection, model.text_projection):
         nn.init.orthogonal_(head.weight)
-    # position embeddings for the size in use, so that nothing is interpolated at run time
-    tower.positions = nn.Parameter(tower.grid_positions(side, side).clone(), requires_grad=False)
-    tower.config = replace(tower.config, image=image_size)
+    set_image_size(model, image_size)
     return model
+
+
+@torch.no_grad()
+def set_image_size(model: Backbone, size: int) -> None:
+    """Position embeddings for another size of (square) images, so that nothing is interpolated at run time."""
+    tower = model.vision
+    if size % tower.config.patch:
+        raise RamatchError(f"image size {size} is not a multiple of the patch size {tower.config.patch}")
+    side = size // tower.config.patch
+    tower.positions = nn.Parameter(tower.grid_positions(side, side).clone(), requires_grad=False)
+    tower.config = replace(tower.config, image=size)
+    model.preprocess = replace(model.preprocess, size=(size, size))
 
 
 def build_ram(config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> RAM:
