@@ -6,18 +6,20 @@ A prepared benchmark is a folder with train.json, test_gzsl.json and test_zsl.js
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
 from ramatch.config import PROTOCOLS
 from ramatch.data.annotations import Annotations
-from ramatch.data.benchmarks import coco, mlrsnet, multiscene, nuswide, pa100k, rap
+from ramatch.data.benchmarks.aerial import load_mlrsnet, load_multiscene
 from ramatch.data.benchmarks.common import Distribution, Owned, Pairs
+from ramatch.data.benchmarks.pedestrians import load_pa100k, load_rap
+from ramatch.data.benchmarks.photos import load_coco, load_nuswide
 from ramatch.data.classes import class_list
 from ramatch.data.formats import lists
 from ramatch.data.records import Paths, read_annotations, read_classes
@@ -34,8 +36,8 @@ class Benchmark:
     """A named benchmark.
 
     seen, unseen: how many classes of each. counts: images of train, test_gzsl, test_zsl where known; those of the
-    paper are rounded to thousands. owner: the module that reads the data set as its owners distribute it, or None
-    for one that comes in our form.
+    paper are rounded to thousands. load: reads the data set as its owners distribute it; None for one that comes in
+    our form. lists: class lists, of seen and unseen, or one of all, of which `unseen_are` says how it is split.
     train_rule: which training images stay. `no unseen`: those that show no unseen class and some seen one, as in
         Bansal et al.; `any seen`: all that have a seen label. The paper states the first for none and we take it
         for all but NUS-WIDE, where only the second agrees with the paper's number of training images.
@@ -47,7 +49,9 @@ class Benchmark:
     unseen: int
     page: str
     counts: tuple[int, ...]
-    owner: ModuleType | None = None
+    load: Callable[[Distribution], Owned] | None = None
+    lists: tuple[str, ...] = ()
+    unseen_are: Literal["listed", "rare", "drawn"] = "listed"
     train_rule: Literal["no unseen", "any seen"] = "no unseen"
 
     @property
@@ -55,30 +59,36 @@ class Benchmark:
         return dict(zip(SPLITS, self.counts, strict=False))
 
     @property
-    def lists(self) -> tuple[str, ...]:
-        """Class lists: of seen and unseen, or one of all."""
-        return self.owner.LISTS if self.owner else ()
-
-    @property
     def layout(self) -> str:
         """The files expected under the root, in words."""
         ours = "train.json, test_gzsl.json, test_zsl.json and the images, in folders or *.tar"
-        return ours if self.owner is None else self.owner.__doc__ or ""
+        return ours if self.load is None else inspect.getdoc(self.load) or ""
 
 
+COCO = "https://cocodataset.org/#download"
+NUS = "https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/NUS-WIDE.html"
+RAP = "https://www.rapdataset.com"
+PA100K = "https://github.com/xh-liu/HydraPlus-Net"
+MULTISCENE = "https://gitlab.lrz.de/ai4eo/reasoning/multiscene"
+MLRSNET = "https://data.mendeley.com/datasets/7j9bv9vwsx"
 PETA = "http://mmlab.ie.cuhk.edu.hk/projects/PETA.html"
 UCM = "http://weegee.vision.ucmerced.edu/datasets/landuse.html"
+NUS_LISTS, COCO_LISTS = ("nuswide_seen925", "nuswide_unseen81"), ("coco_seen48", "coco_unseen17")
+RAP_LIST, PA100K_LIST = ("rap_classes51",), ("pa100k_classes26",)
+SCENES, AERIAL = ("multiscene_classes36",), ("mlrsnet_classes60",)
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("nus-wide", "NUS-WIDE", 925, 81, nuswide.PAGE, (143_000, 59_000), nuswide, "any seen"),
-        Benchmark("coco", "MS-COCO", 48, 17, coco.PAGE, (44_000, 6_392, 2_729), coco),
-        Benchmark("rap", "RAP-OV (RAPv1)", 35, 16, rap.PAGE, (25_000, 8_000), rap),
-        Benchmark("pa100k", "PA100K-OV", 16, 10, pa100k.PAGE, (59_000, 10_000), pa100k),
-        Benchmark("multiscene", "MultiScene-OV", 20, 16, multiscene.PAGE, (24_000, 7_000), multiscene),
-        Benchmark("mlrsnet", "MLRSNet-OV", 40, 20, mlrsnet.PAGE, (11_000, 21_000), mlrsnet),
-        Benchmark("coco-ov", "COCO-OV, a part of MS-COCO", 48, 17, coco.PAGE, (20_565, 2_833, 1_224)),
+        Benchmark(
+            "nus-wide", "NUS-WIDE", 925, 81, NUS, (143_000, 59_000), load_nuswide, NUS_LISTS, train_rule="any seen"
+        ),
+        Benchmark("coco", "MS-COCO", 48, 17, COCO, (44_000, 6_392, 2_729), load_coco, COCO_LISTS),
+        Benchmark("rap", "RAP-OV (RAPv1)", 35, 16, RAP, (25_000, 8_000), load_rap, RAP_LIST, "rare"),
+        Benchmark("pa100k", "PA100K-OV", 16, 10, PA100K, (59_000, 10_000), load_pa100k, PA100K_LIST, "rare"),
+        Benchmark("multiscene", "MultiScene-OV", 20, 16, MULTISCENE, (24_000, 7_000), load_multiscene, SCENES, "drawn"),
+        Benchmark("mlrsnet", "MLRSNet-OV", 40, 20, MLRSNET, (11_000, 21_000), load_mlrsnet, AERIAL, "drawn"),
+        Benchmark("coco-ov", "COCO-OV, a part of MS-COCO", 48, 17, COCO, (20_565, 2_833, 1_224)),
         Benchmark("peta-ov", "PETA-OV", 35, 16, PETA, (1_796, 1_268, 654)),
         Benchmark("ucm-ov", "UC Merced multi-label OV", 11, 6, UCM, (1_049, 1_051, 293)),
     )
@@ -93,7 +103,7 @@ def split_classes(benchmark: Benchmark, train: Pairs) -> tuple[tuple[str, ...], 
     if len(benchmark.lists) == 2:
         return class_list(benchmark.lists[0]), class_list(benchmark.lists[1])
     classes = class_list(*benchmark.lists)
-    if benchmark.owner and benchmark.owner.SPLIT == "frequency":
+    if benchmark.unseen_are == "rare":
         counts = Counter(label for _, labels in train for label in labels)
         unseen = sorted(classes, key=lambda c: -counts[c])[benchmark.seen :]  # sorted keeps ties in order
     else:
@@ -164,9 +174,9 @@ def prepare(
     root = Path(os.path.expanduser(root)).absolute()
     if not root.is_dir():
         raise RamatchError(f"no such folder: {root}; get {benchmark.title} from {benchmark.page}")
-    if benchmark.owner is None:
+    if benchmark.load is None:
         return _verify(benchmark, root)
-    owned: Owned = benchmark.owner.load(Distribution(root, benchmark.page))
+    owned = benchmark.load(Distribution(root, benchmark.page))
     if owned.warning and test_list is None:
         owned.notes.append(f"warning: {owned.warning}")
     owned.train = _keep(owned.train, train_list, owned.notes)
@@ -242,10 +252,10 @@ def _check_labels(benchmark: Benchmark, owned: Owned, seen: Sequence[str], unsee
 
 def _split_note(benchmark: Benchmark, unseen: Sequence[str]) -> str:
     how = {
-        "lists": "published split",
-        "frequency": f"the {benchmark.seen} most frequent classes of the training set are seen",
-        "random": f"our draw (seed {SPLIT_SEED}), as the paper's is not published",
-    }[benchmark.owner.SPLIT if benchmark.owner else "lists"]
+        "listed": "published split",
+        "rare": f"the {benchmark.seen} most frequent classes of the training set are seen",
+        "drawn": f"our draw (seed {SPLIT_SEED}), as the paper's is not published",
+    }[benchmark.unseen_are]
     return f"{how}; unseen: {', '.join(unseen[:6])}{', ...' if len(unseen) > 6 else ''}"
 
 
