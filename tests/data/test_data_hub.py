@@ -112,3 +112,12 @@ def test_save_to_disk_as_parquet_keeps_class_names(tmp_path: Path) -> None:
     a = read_annotations(tmp_path / "x.parquet")
     assert a.classes == ("cat", "dog")
     assert [r.labels[0] for r in a] == ["cat", "dog", "dog", "cat", "dog"]
+
+
+def test_pictures_of_all_batches_are_told_apart(tmp_path: Path) -> None:
+    table = arrow.table(ROWS)
+    with arrow.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    a = read_annotations(tmp_path / "x.arrow")
+    assert reds(a) == [0, 1, 2, 3, 4]
+    assert len({str(r.image) for r in a}) == 5

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ramatch.data.images import EXTENSIONS, is_image_name, natural_key
 from ramatch.errors import RamatchError, require
@@ -76,8 +76,12 @@ class ParquetImage:
 @lru_cache(maxsize=4)
 def _parquet_group(path: str, _mtime: int, group: int, column: str) -> list[bytes]:
     parquet = require("pyarrow.parquet", extra="data")
-    cells = parquet.ParquetFile(path).read_row_group(group, columns=[column]).column(column).to_pylist()
-    return [cell if isinstance(cell, bytes) else (cell or {}).get("bytes") or b"" for cell in cells]
+    return [cell or b"" for cell in parquet_column(parquet.ParquetFile(path), group, column)]
+
+
+def parquet_column(file: Any, group: int, column: str) -> list[Any]:
+    """Values of a column, or of one field of its structures (`image.bytes`), in a row group of an open file."""
+    return file.read_row_group(group, columns=[column]).flatten().column(0).to_pylist()
 
 
 def tar_index(path: str | os.PathLike) -> dict[str, tuple[int, int]]:

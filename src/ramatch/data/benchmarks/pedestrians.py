@@ -43,7 +43,7 @@ def _partition(field: Any, count: int, path: Path) -> list[list[int]]:
     parts = [np.ravel(part).astype(int) - 1 for part in list(first.values())[:2]] if isinstance(first, dict) else []
     if len(parts) != 2 or any(p.size == 0 or p.min() < 0 or p.max() >= count for p in parts):
         raise RamatchError(f"{path}: the partition is not a pair of training and test indices within the images")
-    if np.intersect1d(*parts).size:
+    if set(parts[0].tolist()) & set(parts[1].tolist()):
         raise RamatchError(f"{path}: training and test images of the partition overlap")
     return [part.tolist() for part in parts]
 
@@ -86,5 +86,5 @@ def _strings(cells: Any) -> list[str]:
 
 
 def _pairs(prefix: str, images: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> Pairs:
-    shown = ([classes[i] for i in np.flatnonzero(row == 1)] for row in labels)
+    shown = ([classes[i] for i in np.flatnonzero(row == 1).tolist()] for row in labels)
     return [(f"{prefix}/{name}", names) for name, names in zip(images, shown, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from ramatch.data.annotations import Reading, Request, Row
 from ramatch.data.formats import tables
 from ramatch.data.images import natural_key
-from ramatch.data.sources import FileImage, ImageSource, ParquetImage
+from ramatch.data.sources import FileImage, ImageSource, ParquetImage, parquet_column
 from ramatch.errors import RamatchError, require
 from ramatch.files import expect, parse_json, read_json, shown
 
@@ -37,11 +37,7 @@ def splits(folder: Path) -> list[str]:
     listing = folder / "dataset_dict.json"
     if not listing.is_file():
         return sorted({_split_of(p, folder) for p in _parquet_files(folder)} - {""})
-    names = expect(expect(read_json(listing), dict, listing).get("splits", []), list, f"{listing}: splits")
-    names = [expect(name, str, f"{listing}: a split") for name in names]
-    if away := [name for name in names if Path(name).name != name]:
-        raise RamatchError(f"{listing}: {shown(away[0])} is not the name of a folder beside it")
-    return names
+    return _beside(listing, expect(read_json(listing), dict, listing).get("splits", []))
 
 
 def read(request: Request) -> Reading:
@@ -104,11 +100,16 @@ def _files(request: Request) -> list[Path]:
         folder = folder / _one_of(splits(folder), request)
     state = folder / "state.json"
     entries = expect(expect(read_json(state), dict, state).get("_data_files"), list, f"{state}: _data_files")
-    given = [expect(entry, dict, f"{state}: a data file").get("filename") for entry in entries]
-    names = [expect(name, str, f"{state}: the name of a data file") for name in given]
-    if away := [name for name in names if Path(name).name != name]:
-        raise RamatchError(f"{state}: {shown(away[0])} is not the name of a file beside it")
-    return [folder / name for name in names]
+    names = [expect(entry, dict, f"{state}: a data file").get("filename") for entry in entries]
+    return [folder / name for name in _beside(state, names)]
+
+
+def _beside(listing: Path, names: Any) -> list[str]:
+    """Names of files or folders in a listing, which must lie beside it."""
+    for name in expect(names, list, f"{listing}: its names"):
+        if Path(expect(name, str, f"{listing}: a name")).name != name:
+            raise RamatchError(f"{listing}: {shown(name)} is not the name of a file or folder beside it")
+    return list(names)
 
 
 def _one_of(found: Sequence[str], request: Request) -> str:
@@ -168,25 +169,28 @@ def _class_names(schema: Any, label: str) -> list[str] | None:
 # Both give (schema, values of a column by its name, cells of an image column by its name).
 
 
+def _parts(schema: Any, column: str) -> tuple[str | None, str | None]:
+    """What the paths and the bytes of an image column are called, both or one of them."""
+    kind = schema.field(column).type
+    if str(kind) in ("string", "large_string"):
+        return column, None
+    fields = _fields(kind)
+    return f"{column}.path" if "path" in fields else None, f"{column}.bytes" if fields else column
+
+
 def _open_parquet(file: Path) -> tuple[Any, Any, Any]:
     handle = require("pyarrow.parquet", extra="data").ParquetFile(file)
     schema = handle.schema_arrow
 
     def cells(column: str) -> Iterator[Cell]:
-        kind = schema.field(column).type
+        path, content = _parts(schema, column)
         for group in range(handle.num_row_groups):
-            count = handle.metadata.row_group(group).num_rows
-            if str(kind) in ("string", "large_string"):
-                paths = handle.read_row_group(group, columns=[column]).column(column).to_pylist()
-                there: Iterable[bool] = [False] * count
-            else:
-                paths = [None] * count
-                there = _has_content(handle, group, column)
-                if "path" in _fields(kind):
-                    part = handle.read_row_group(group, columns=[f"{column}.path"]).column(column)
-                    paths = [(cell or {}).get("path") for cell in part.to_pylist()]
-            for row, (path, full) in enumerate(zip(paths, there, strict=True)):
-                yield path or "", ParquetImage(os.path.abspath(file), group, row, column) if full else None
+            nothing = [None] * handle.metadata.row_group(group).num_rows
+            paths = parquet_column(handle, group, path) if path else nothing
+            there = _has_content(handle, group, content) if content else nothing
+            for row, (name, full) in enumerate(zip(paths, there, strict=True)):
+                source = ParquetImage(os.path.abspath(file), group, row, content) if content and full else None
+                yield name or "", source
 
     return schema, lambda column: handle.read(columns=[column]).column(column).to_pylist(), cells
 
@@ -195,12 +199,10 @@ def _has_content(handle: Any, group: int, column: str) -> list[bool]:
     """Which rows hold bytes; from the statistics if these settle it, else by reading the column."""
     facts = handle.metadata.row_group(group)
     for chunk in map(facts.column, range(facts.num_columns)):
-        if chunk.path_in_schema in (column, f"{column}.bytes"):
-            statistics = chunk.statistics
-            if statistics is not None and statistics.has_null_count and statistics.null_count == 0:
-                return [True] * facts.num_rows
-    cells = handle.read_row_group(group, columns=[column]).column(column).to_pylist()
-    return [bool(cell.get("bytes") if isinstance(cell, dict) else cell) for cell in cells]
+        statistics = chunk.statistics if chunk.path_in_schema == column else None
+        if statistics is not None and statistics.has_null_count and statistics.null_count == 0:
+            return [True] * facts.num_rows
+    return list(map(bool, parquet_column(handle, group, column)))
 
 
 def _open_arrow(file: Path) -> tuple[Any, Any, Any]:
@@ -216,31 +218,26 @@ def _open_arrow(file: Path) -> tuple[Any, Any, Any]:
     base = mapped.read_buffer(mapped.size()).address
 
     def cells(column: str) -> Iterator[Cell]:
-        for chunk in table.column(column).chunks:
-            fields = _fields(chunk.type)
-            if arrow.types.is_string(chunk.type):
-                yield from ((path or "", None) for path in chunk.to_pylist())
-                continue
-            content = chunk.field("bytes") if fields else chunk
-            paths = chunk.field("path").to_pylist() if "path" in fields else [None] * len(chunk)
-            for path, source in zip(paths, _slices(file, content, base, mapped.size()), strict=True):
-                yield path or "", source
+        path, content = _parts(table.schema, column)
+        flat, nothing = table.select([column]).flatten(), [None] * len(table)
+        paths = flat[path].to_pylist() if path else nothing
+        chunks = flat[content].chunks if content else []
+        places = (place for chunk in chunks for place in _places(file, chunk, base, mapped.size()))
+        for row, (name, place) in enumerate(zip(paths, places if content else nothing, strict=True)):
+            yield name or "", FileImage(os.path.abspath(file), *place, f"row {row}") if place else None
 
     return table.schema, lambda column: table.column(column).to_pylist(), cells
 
 
-def _slices(file: Path, content: Any, base: int, size: int) -> list[ImageSource | None]:
-    """Where each value of a binary array lies in the memory-mapped file."""
-    if content.null_count == len(content):
-        return [None] * len(content)
-    _, offsets_buffer, data = content.buffers()
-    wide = np.int64 if str(content.type).startswith("large") else np.int32
-    offsets = np.frombuffer(offsets_buffer, dtype=wide)[content.offset : content.offset + len(content) + 1]
+def _places(file: Path, values: Any, base: int, size: int) -> list[tuple[int, int] | None]:
+    """Where each value of a binary array begins in the memory-mapped file, and its length."""
+    if values.null_count == len(values):
+        return [None] * len(values)
+    _, offsets_buffer, data = values.buffers()
     start = data.address - base
     if not 0 <= start <= size - data.size:
         raise RamatchError(f"{file}: compressed Arrow files cannot be read in place; save the dataset as parquet")
-    valid = content.is_valid().to_pylist()
-    return [
-        FileImage(os.path.abspath(file), start + int(a), int(b - a), f"row {row}") if ok else None
-        for row, (a, b, ok) in enumerate(zip(offsets[:-1], offsets[1:], valid, strict=True))
-    ]
+    wide = np.int64 if str(values.type).startswith("large") else np.int32
+    offsets = np.frombuffer(offsets_buffer, wide)[values.offset : values.offset + len(values) + 1].tolist()
+    between = zip(offsets, offsets[1:], values.is_valid().to_pylist(), strict=False)
+    return [(start + a, b - a) if there else None for a, b, there in between]
