@@ -8,7 +8,7 @@ was chosen on validation images and words (docs/words.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,31 +65,29 @@ class Sought:
 
     def combine(self, probabilities: np.ndarray) -> np.ndarray:
         """(…, W) → (…, N): a label is as probable as the word that says it best."""
-        out = probabilities[..., : len(self.labels)]
-        if self.plain:
-            return out
-        out = out.copy()
-        for label in self._joined():
-            out[..., label] = self.joint(probabilities, label).max(-1)
-        return out
+        own = probabilities[..., : len(self.labels)]
+        return self._filled(own, lambda label: self.joint(probabilities, label).max(-1))
 
     def winners(self, probabilities: np.ndarray) -> np.ndarray:
         """(…, W) → (…, N): of each label, the column of the word that says it best; its map shows where."""
-        out = np.tile(np.arange(len(self.labels)), (*probabilities.shape[:-1], 1))
-        for label in self._joined():
-            columns = np.array((label, *self.same[label], *self.kinds[label]))
-            out[..., label] = columns[self.joint(probabilities, label).argmax(-1)]
-        return out
+        own = np.broadcast_to(np.arange(len(self.labels)), (*probabilities.shape[:-1], len(self.labels)))
+        return self._filled(own, lambda label: self._columns(label)[self.joint(probabilities, label).argmax(-1)])
 
     def highest(self, values: np.ndarray) -> np.ndarray:
         """(…, W) → (…, N): the highest value of a label's words, for a first look at many images."""
-        out = values[..., : len(self.labels)].copy()
-        for label in self._joined():
-            out[..., label] = values[..., [label, *self.same[label], *self.kinds[label]]].max(-1)
-        return out
+        own = values[..., : len(self.labels)]
+        return self._filled(own, lambda label: values[..., self._columns(label)].max(-1))
 
-    def _joined(self) -> list[int]:
-        return [label for label in range(len(self.labels)) if self.same[label] or self.kinds[label]]
+    def _columns(self, label: int) -> np.ndarray:
+        return np.array((label, *self.same[label], *self.kinds[label]))
+
+    def _filled(self, own: np.ndarray, joined: Callable[[int], np.ndarray]) -> np.ndarray:
+        """A copy of `own` (…, N) with `joined` for each label that is looked for as other words too."""
+        out = own.copy()
+        for label in range(len(self.labels)):
+            if self.same[label] or self.kinds[label]:
+                out[..., label] = joined(label)
+        return out
 
 
 def _log_odds(p: np.ndarray) -> np.ndarray:

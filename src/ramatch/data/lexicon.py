@@ -72,11 +72,8 @@ class Lexicon:
 
     @cached_property
     def _by_word(self) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
-        for entry in self.entries.values():
-            for word in entry.synonyms:
-                found.setdefault(word, entry)
-        return found | dict(self.entries)
+        entries = reversed(list(self.entries.values()))  # of entries that share a synonym, the first has it
+        return {word: entry for entry in entries for word in entry.synonyms} | dict(self.entries)
 
     def find(self, word: str) -> Entry:
         """The entry a word belongs to; of an unknown word, one of its own."""
@@ -160,24 +157,19 @@ def concepts(tags: Tags, lexicon: Lexicon | None) -> Concepts:
     """Words of one meaning become one concept, there where any of them is said; what a thing is a kind of is there with
     it. Without a lexicon each tag is a concept of its own."""
     lexicon = lexicon or Lexicon({})
-    column: dict[str, int] = {}
     found = [lexicon.find(tag) for tag in tags.names]
-    for entry in found:
-        column.setdefault(entry.name, len(column))
-    for entry in found:
-        for name in lexicon.above(entry):
-            column.setdefault(name, len(column))
-    said, targets = torch.zeros(2, len(tags.targets), len(column), dtype=torch.bool)
+    names = dict.fromkeys(entry.name for entry in found)
+    names |= dict.fromkeys(name for entry in found for name in lexicon.above(entry))
+    column = {name: i for i, name in enumerate(names)}
+    said = torch.zeros(len(tags.targets), len(column), dtype=torch.bool)
     below = torch.zeros(len(column), len(column), dtype=torch.bool)
     for tag, entry in enumerate(found):
         said[:, column[entry.name]] |= tags.targets[:, tag]
-        for name in (entry.name, *lexicon.above(entry)):
-            targets[:, column[name]] |= tags.targets[:, tag]
-        for name in lexicon.above(entry):
-            below[column[name], column[entry.name]] = True
-    for name in column:  # parents too are kinds of something
+    targets = said.clone()
+    for name, i in column.items():  # parents too are kinds of something
         for higher in lexicon.above(lexicon.find(name)):
-            below[column[higher], column[name]] = True
+            below[column[higher], i] = True
+            targets[:, column[higher]] |= said[:, i]
     return Concepts(tuple(lexicon.find(name).words for name in column), said, targets, below)
 
 
