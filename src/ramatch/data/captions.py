@@ -57,23 +57,22 @@ def read_captions(path: str | os.PathLike, images_roots: Paths | None = None, *,
     given = [images_roots] if isinstance(images_roots, (str, os.PathLike)) else list(images_roots or [])
     locator = Locator([*given, *coco.image_roots(file)], prefer=f"{split or ''} {file.stem}")
     summary = Summary(str(file), form, split)
-    sources: dict[str, ImageSource] = {}
-    captions: dict[str, list[str]] = {}
+    found: dict[str, tuple[ImageSource, list[str]]] = {}
     for row in rows:
         image, key = locate(row, locator, summary)
         if image is None:
             continue
-        if key in sources:
+        if key in found:
             summary.add_issue("duplicate image", "merged, with the captions of both", key)
-        sources[key] = image
+        sentences = found.setdefault(key, (image, []))[1]
         for sentence in map(tidy, map(str, row.labels)):
             if sentence:
-                captions.setdefault(key, []).append(sentence)
+                sentences.append(sentence)
             else:
                 summary.add_issue("empty caption", "skipped", key)
-    for key in (key for key in sources if key not in captions):
+    for key in (key for key, (_, sentences) in found.items() if not sentences):
         summary.add_issue("image without captions", "left out", key)
-    records = [CaptionRecord(key, tuple(captions[key]), image) for key, image in sources.items() if key in captions]
+    records = [CaptionRecord(key, tuple(sentences), image) for key, (image, sentences) in found.items() if sentences]
     if not records:
         raise RamatchError(
             f"{file}: none of its {len(rows):,} images was found with a caption; looked in {locator.describe()}; "

@@ -14,20 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ramatch.data.images import EXTENSIONS, is_image_name, natural_key
 from ramatch.errors import RamatchError, require
 
 MAX_WALK = 2_000_000  # pictures looked at under a root before giving up on repairing names
 MAX_FOLDERS = 64  # of a name, tried as roots of another machine
-
-
-class ImageSource(Protocol):
-    """Something that gives an encoded picture and can say where it is."""
-
-    def read(self) -> bytes: ...
-    def __str__(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +64,9 @@ class ParquetImage:
 
     def __str__(self) -> str:
         return f"{self.path}:group {self.group}, row {self.row}"
+
+
+ImageSource = FileImage | ParquetImage  # gives an encoded picture and, as text, where it is
 
 
 @lru_cache(maxsize=4)
@@ -146,20 +142,17 @@ class Locator:
         """(source or None, the name it was found by: `name` itself unless that had to be repaired)."""
         # some lists give identifiers only: `000123` for 000123.jpg
         for extension in ("",) if is_image_name(name) else ("", *EXTENSIONS):
-            if name and (source := self._exact(name + extension)) is not None:
+            if name and (source := self.exact(name + extension)) is not None:
                 return source, name
         parts = [p for p in re.split(r"[\\/]+", name) if p not in ("", ".")]
         for start in range(max(0, len(parts) - MAX_FOLDERS), len(parts)):
             suffix = "/".join(parts[start:])
-            if suffix != name and (source := self._exact(suffix)) is not None:
+            if suffix != name and (source := self.exact(suffix)) is not None:
                 return source, suffix
         return self._by_bare_name(parts[-1]) if parts else (None, name)
 
-    def has(self, name: str) -> bool:
-        """Whether a picture has exactly this name."""
-        return self._exact(name) is not None
-
-    def _exact(self, name: str) -> ImageSource | None:
+    def exact(self, name: str) -> ImageSource | None:
+        """The picture that has exactly this name."""
         for root in self.roots:
             path = os.path.normpath(os.path.join(root, name))  # an absolute name replaces the root
             if path.startswith(os.path.join(root, "")) and os.path.isfile(path):  # never outside: names are strangers'
@@ -187,7 +180,7 @@ class Locator:
             for name in dict.fromkeys([*filter(is_image_name, self._members), *islice(on_disk, MAX_WALK)]):
                 self._by_name.setdefault(os.path.basename(name), []).append(name)
         hits = self._by_name.get(bare, [])
-        return (self._exact(hits[0]), hits[0]) if len(hits) == 1 else (None, bare)
+        return (self.exact(hits[0]), hits[0]) if len(hits) == 1 else (None, bare)
 
     def describe(self) -> str:
         """The places searched, for messages."""

@@ -231,8 +231,8 @@ def _keep(pairs: Pairs, listing: str | os.PathLike | None, notes: list[str]) -> 
 def _drop_missing(owned: Owned, root: Path, page: str) -> int:
     before = [*owned.train, *owned.test]
     locator = Locator([root])
-    owned.train = [pair for pair in owned.train if locator.has(pair[0])]
-    owned.test = [pair for pair in owned.test if locator.has(pair[0])]
+    owned.train = [pair for pair in owned.train if locator.exact(pair[0])]
+    owned.test = [pair for pair in owned.test if locator.exact(pair[0])]
     if not owned.train and not owned.test:
         example = before[0][0] if before else "nothing"
         raise RamatchError(f"{root}: none of the images is there, for example {example}; see {page}")
