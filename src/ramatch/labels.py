@@ -34,19 +34,16 @@ def tidy(label: Any) -> str:
 
 def merge_labels(labels: Iterable[Any]) -> LabelList:
     """Tidy labels; empty ones are dropped, those that differ in case or spaces only are merged into the first."""
-    first: dict[str, str] = {}
-    merged: dict[str, list[str]] = {}
-    for label in map(tidy, labels):
-        if label:
-            kept = first.setdefault(label.casefold(), label)
-            merged.setdefault(kept, []).append(label)
+    spellings: dict[str, list[str]] = {}
+    for label in filter(None, map(tidy, labels)):
+        spellings.setdefault(label.casefold(), []).append(label)
     notes = []
-    for kept, spellings in merged.items():
-        if len(spellings) > 1:
-            others = ", ".join(dict.fromkeys(repr(s) for s in spellings if s != kept))
+    for kept, *more in spellings.values():
+        if more:
+            others = ", ".join(dict.fromkeys(repr(s) for s in more if s != kept))
             what = f"{others} and '{kept}' are one label" if others else f"'{kept}' is given twice"
             notes.append(f"{what}; it counts once, as '{kept}'")
-    return LabelList(tuple(first.values()), tuple(notes))
+    return LabelList(tuple(kept for kept, *_ in spellings.values()), tuple(notes))
 
 
 def split_labels(text: str) -> list[str]:

@@ -52,8 +52,7 @@ class Lexicon:
     entries: Mapping[str, Entry]
 
     @classmethod
-    def read(cls, path: str | Path | None = None) -> Lexicon:
-        path = Path(path or BUILT_IN)
+    def read(cls, path: str | Path = BUILT_IN) -> Lexicon:
         rows = list(csv.DictReader(io.StringIO(read_text(path)), delimiter="\t"))
         if not rows or not {"name", "synonyms", "parents"} <= set(rows[0]):
             raise RamatchError(f"{path}: a lexicon is a TSV with the columns name, synonyms and parents")
@@ -62,7 +61,7 @@ class Lexicon:
     @classmethod
     def named(cls, name: str | None) -> Lexicon | None:
         """What a setting says: the built-in lexicon, a file, or none."""
-        return None if name is None else cls.read(None if name == "built-in" else name)
+        return None if name is None else cls.built_in() if name == "built-in" else cls.read(name)
 
     @staticmethod
     @lru_cache(1)
