@@ -27,13 +27,10 @@ def load_rap(files: Distribution) -> Owned:
     if len(fields) < 6 or np.ndim(fields[1]) != 2:
         raise RamatchError(f"{path}: not the structure of RAPv1 (RAPv2 is another data set)")
     classes = class_list("rap_classes51")
-    labels, attributes, images = np.asarray(fields[1]), _strings(fields[3]), _strings(fields[5])
-    if labels.shape[1] < len(classes) or labels.shape[0] != len(images):
-        raise RamatchError(f"{path}: labels of shape {labels.shape} for {len(images)} images; expected (images, 92)")
     # eight attributes are spelled differently by the owners (attach-SingleShoulderBag for SSBag, ...)
-    check_names(attributes[: len(classes)], classes, path, at_least=40)
-    pairs = _pairs(prefix, images, labels[:, : len(classes)], classes)
-    train, test = ([pairs[i] for i in part] for part in _partition(fields[0], len(images), path))
+    check_names(_strings(fields[3])[: len(classes)], classes, path, at_least=40)
+    pairs = _pairs(path, prefix, fields[5], np.asarray(fields[1])[:, : len(classes)], classes)
+    train, test = ([pairs[i] for i in part] for part in _partition(fields[0], len(pairs), path))
     return Owned(train, test)
 
 
@@ -58,14 +55,11 @@ def load_pa100k(files: Distribution) -> Owned:
     parts = ("train_images_name", "train_label", "test_images_name", "test_label")
     content, classes = _load(path, "attributes", *parts), class_list("pa100k_classes26")
     check_names(_strings(content["attributes"]), classes, path)
-
-    def pairs(part: str) -> Pairs:
-        images, labels = _strings(content[f"{part}_images_name"]), np.atleast_2d(content[f"{part}_label"])
-        if labels.shape != (len(images), len(classes)):
-            raise RamatchError(f"{path}: {part}_label has shape {labels.shape} for {len(images)} images")
-        return _pairs(prefix, images, labels, classes)
-
-    return Owned(pairs("train"), pairs("test"))
+    train, test = (
+        _pairs(path, prefix, content[f"{part}_images_name"], np.atleast_2d(content[f"{part}_label"]), classes)
+        for part in ("train", "test")
+    )
+    return Owned(train, test)
 
 
 def _load(path: Path, *variables: str) -> dict[str, Any]:
@@ -85,6 +79,11 @@ def _strings(cells: Any) -> list[str]:
     return [str(cell).strip() for cell in np.ravel(cells)]
 
 
-def _pairs(prefix: str, images: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> Pairs:
+def _pairs(path: Path, prefix: str, names: Any, labels: np.ndarray, classes: Sequence[str]) -> Pairs:
+    images = _strings(names)
+    if labels.shape != (len(images), len(classes)):
+        raise RamatchError(
+            f"{path}: labels of shape {labels.shape} for {len(images)} images and {len(classes)} classes"
+        )
     shown = ([classes[i] for i in np.flatnonzero(row == 1).tolist()] for row in labels)
-    return [(f"{prefix}/{name}", names) for name, names in zip(images, shown, strict=True)]
+    return [(f"{prefix}/{name}", found) for name, found in zip(images, shown, strict=True)]
