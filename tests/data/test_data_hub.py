@@ -121,3 +121,11 @@ def test_pictures_of_all_batches_are_told_apart(tmp_path: Path) -> None:
     a = read_annotations(tmp_path / "x.arrow")
     assert reds(a) == [0, 1, 2, 3, 4]
     assert len({str(r.image) for r in a}) == 5
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_arrow_of_paths(tmp_path: Path, kind: str) -> None:
+    put(tmp_path, "a.png", "b.png")
+    paths = arrow.array(["a.png", "b.png"], getattr(arrow, kind)())
+    _write_arrow(arrow.table({"path": paths, "tags": ["cat;dog", "dog"]}), tmp_path / "x.arrow")
+    assert reds(read_annotations(tmp_path / "x.arrow")) == [0, 1]
