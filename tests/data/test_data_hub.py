@@ -124,8 +124,12 @@ def test_pictures_of_all_batches_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string"])
-def test_arrow_of_paths(tmp_path: Path, kind: str) -> None:
+def test_paths_of_either_kind_of_text(tmp_path: Path, kind: str) -> None:
     put(tmp_path, "a.png", "b.png")
     paths = arrow.array(["a.png", "b.png"], getattr(arrow, kind)())
-    _write_arrow(arrow.table({"path": paths, "tags": ["cat;dog", "dog"]}), tmp_path / "x.arrow")
-    assert reds(read_annotations(tmp_path / "x.arrow")) == [0, 1]
+    inside = arrow.StructArray.from_arrays([paths], ["path"])  # without bytes
+    for column in (paths, inside):
+        table = arrow.table({"image": column, "tags": ["cat;dog", "dog"]})
+        for name, write in {"x.arrow": _write_arrow, "x.parquet": parquet.write_table}.items():
+            write(table, tmp_path / name)
+            assert reds(read_annotations(tmp_path / name)) == [0, 1], name

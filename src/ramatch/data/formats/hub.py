@@ -174,8 +174,9 @@ def _parts(schema: Any, column: str) -> tuple[str | None, str | None]:
     kind = schema.field(column).type
     if str(kind) in ("string", "large_string"):
         return column, None
-    fields = _fields(kind)
-    return f"{column}.path" if "path" in fields else None, f"{column}.bytes" if fields else column
+    if not (fields := _fields(kind)):
+        return None, column
+    return f"{column}.path" if "path" in fields else None, f"{column}.bytes" if "bytes" in fields else None
 
 
 def _open_parquet(file: Path) -> tuple[Any, Any, Any]:
