@@ -41,7 +41,7 @@ def test_label_attention_gradients(padded: bool) -> None:
     bias = torch.cat([torch.zeros(5), torch.full((3,), -torch.inf)]).double() if padded else None
 
     def call(query, labels):
-        return _ops._LabelAttention.apply(query.flatten(0, 1), F.pad(labels, (0, 0, 0, 3 if padded else 0)), bias)
+        return _ops._attend(query.flatten(0, 1), F.pad(labels, (0, 0, 0, 3 if padded else 0)), bias, learning=True)
 
     close(call(query, labels), definition(query, labels).flatten(0, 1), 1e-12)
     assert torch.autograd.gradcheck(call, (query, labels))

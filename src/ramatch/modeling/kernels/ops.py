@@ -52,14 +52,13 @@ def label_attention(query: Tensor, labels: Tensor, workspace_mb: int = 1024) -> 
         bias = F.pad(labels.new_zeros(len(labels)), (0, padding), value=float("-inf"))
         labels = F.pad(labels, (0, 0, 0, padding))
     with torch.autocast(kind, enabled=False):
-        if torch.is_grad_enabled() and (query.requires_grad or labels.requires_grad):
-            return _LabelAttention.apply(rows, labels, bias).view(query.shape)
+        learning = torch.is_grad_enabled() and (query.requires_grad or labels.requires_grad)
         step = _rows_at_once(rows, len(labels), workspace_mb)
-        if len(rows) <= step:
-            return _attend(rows, labels, bias)[0].view(query.shape)
+        if learning or len(rows) <= step:
+            return _attend(rows, labels, bias, learning).view(query.shape)
         found = torch.empty_like(rows)
         for part, out in zip(rows.split(step), found.split(step), strict=True):
-            out.copy_(_attend(part, labels, bias)[0])
+            out.copy_(_attend(part, labels, bias))
     return found.view(query.shape)
 
 
@@ -74,36 +73,12 @@ def _rows_at_once(rows: Tensor, labels: int, workspace_mb: int) -> int:
     return step
 
 
-def _attend(query: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What was found (R, D) and the weights (R, N); logits become the weights in place."""
+def _attend(query: Tensor, labels: Tensor, bias: Tensor | None, learning: bool = False) -> Tensor:
+    """What was found (R, D). Where nothing learns, logits become the weights in place."""
     base, beta = (query.new_zeros(1), 0) if bias is None else (bias, 1)
-    weights = torch.addmm(base, query, labels.T, beta=beta, alpha=query.shape[-1] ** -0.5)
-    torch.softmax(weights, dim=-1, out=weights)
-    return weights @ labels, weights
-
-
-class _LabelAttention(torch.autograd.Function):
-    """Keeps the weights in the working type only; autocast would keep a float32 copy beside them."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
-        found, weights = _attend(query, labels, bias)
-        ctx.save_for_backward(query, labels, weights)
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        query, labels, weights = ctx.saved_tensors
-        scale = query.shape[-1] ** -0.5
-        grad = grad.to(weights.dtype)
-        d_logits = torch.ops.aten._softmax_backward_data(grad @ labels.T, weights, -1, weights.dtype)
-        d_query = d_labels = None
-        if ctx.needs_input_grad[0]:
-            d_query = torch.addmm(query, d_logits, labels, beta=0, alpha=scale)
-        if ctx.needs_input_grad[1]:  # as values, and as keys
-            d_labels = torch.addmm(weights.T @ grad, d_logits.T, query, alpha=scale)
-        return d_query, d_labels, None
+    logits = torch.addmm(base, query, labels.T, beta=beta, alpha=query.shape[-1] ** -0.5)
+    weights = logits.softmax(-1) if learning else torch.softmax(logits, -1, out=logits)
+    return weights @ labels
 
 
 # --------------------------------------------------------------------------------------------------------- quick-GELU
