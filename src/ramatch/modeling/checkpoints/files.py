@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ...errors import RamatchError
 from ...files import expect, read_json, shown
@@ -183,26 +182,18 @@ def translate(reader: Reader, tensors: Tensors, what: str) -> dict[str, Tensor]:
         raise RamatchError(f"{what}: {error}") from None
 
 
-class Unfilled(TorchFunctionMode):
-    """Modules made in this context keep the memory they got: drawing millions of random numbers that `fill` replaces
-    takes most of the time of loading."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
-            return kwargs["tensor"]
-        return function(*args, **(kwargs or {}))
-
-
 def fill(module: nn.Module, state: dict[str, Tensor], where: str, own: dict[str, Tensor] | None = None) -> None:
     """Load tensors under our names, all of a module or those that `own` has; a missing one, one too many or a wrong
-    shape is an error that names it."""
+    shape is an error that names it. A module on the meta device takes the tensors themselves, in float32."""
     own = module.state_dict() if own is None else own
     for key in sorted(set(own) ^ set(state)):
         raise RamatchError(f"{where}: tensor '{key}' is {'missing' if key in own else 'unexpected'}")
     for key, value in state.items():
         if value.shape != own[key].shape:
             raise RamatchError(f"{where}: tensor '{key}' is {tuple(value.shape)}, expected {tuple(own[key].shape)}")
-    module.load_state_dict(state, strict=False)
+    if new := all(tensor.is_meta for tensor in own.values()):
+        state = {key: value.float().contiguous() for key, value in state.items()}
+    module.load_state_dict(state, strict=False, assign=new)
 
 
 class Part(NamedTuple):
@@ -218,7 +209,7 @@ def assemble(
 ) -> Backbone:
     """A backbone of its parts. `options`: those of `Backbone`."""
     shapes = vision.config, None if text is None else text.config, len(vision.projection)
-    with Unfilled():
+    with torch.device("meta"):  # no weights yet: drawing random ones takes most of the time of loading
         model = Backbone(*shapes, preprocess, tokenizer, name=name, **options)
     fill(model.vision, vision.state, name)
     fill(model.visual_projection, {"weight": vision.projection}, name)

@@ -25,7 +25,7 @@ from ..backbone import Backbone, TowerConfig
 from ..known import Known
 from ..preprocess import Preprocess
 from ..ram import RAM
-from .files import Unfilled, fill, read_config, read_tensors
+from .files import fill, read_config, read_tensors
 from .hashes import LIST, check_hashes, write_hashes
 from .packing import quantize, write_tensors
 from .tokenizer import Tokenizer
@@ -180,7 +180,7 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
             if t.layers * t.width * (4 * t.width + 2 * t.mlp) + (t.vocab + c["dim"]) * t.width > 2 * stored:
                 raise ValueError("sizes for which its weights are too small")
         options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
-        with Unfilled():
+        with torch.device("meta"):  # no weights yet
             model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # before weights are touched
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
