@@ -57,10 +57,7 @@ def kind_of(kernel: str) -> str:
 def line_profile(bench: Bench) -> Iterator[Row]:
     """Where the time of one test batch goes: parts by timing, kernels by the profiler."""
     ram, batch = random_ram(bench.size, "paper", bench.device, text=False), bench.batches[1]
-    engine, labels = (
-        GraphedRAM(fuse(ram, bench.half), bench.vocabulary(), batch_size=batch, graph=False),
-        bench.vocabulary(),
-    )
+    engine, labels = GraphedRAM(fuse(ram, bench.half), batch_size=batch, graph=False), bench.vocabulary()
     images, own = random_images(batch, bench.pixels, bench.device, 1)[0], engine.ram
     with torch.inference_mode():
         trunk = own.trunk(images)
@@ -79,7 +76,7 @@ def line_profile(bench: Bench) -> Iterator[Row]:
             yield row(f"batch {batch}: {what}", 1e3 * seconds_per_call(call, bench.device, budget=0.3), "ms")
     if bench.device.type == "cuda":
         yield from _attention(bench, batch)
-        yield from _kernels(bench, "one batch", lambda: engine(images))
+        yield from _kernels(bench, "one batch", lambda: engine(images, labels))
 
 
 def _attention(bench: Bench, batch: int) -> Iterator[Row]:

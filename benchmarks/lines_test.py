@@ -119,8 +119,8 @@ def _recognising(bench: Bench, preset: str) -> Iterator[Row]:
 
 
 def _fast(bench: Bench, ram: RAM, labels: Labels, preset: str, batch: int) -> Iterator[Row]:
-    images, engine = bench.images(batch), GraphedRAM(fuse(ram, bench.half), labels, batch_size=batch)
-    rate = bench.rates[preset, batch] = bench.rate(lambda: engine(next(images)), batch)
+    images, engine = bench.images(batch), GraphedRAM(fuse(ram, bench.half), batch_size=batch)
+    rate = bench.rates[preset, batch] = bench.rate(lambda: engine(next(images), labels), batch)
     targets: dict[str, Any] = {"at_least": TARGETS.get(batch), "ratio_at_least": 0.8} if preset == "paper" else {}
     work = sum(operations(SIZES[bench.size][0], bench.dim, ram.config, len(labels)).values())
     note = f"{peak_gb(bench.device)[1]:.1f} GB, {work * rate / 1e12:.3g} TFLOP/s"
@@ -175,7 +175,7 @@ def _agreement(bench: Bench, ram: RAM, labels: Labels, preset: str) -> Iterator[
         plain = ram.recognize(ram.trunk(ram.preprocess.normalize(images)), labels)
         scores = ram.score(plain)
         for dtype in dict.fromkeys((torch.float32, bench.half)):
-            found = GraphedRAM(fuse(ram, dtype), labels, batch_size=8)(images)
+            found = GraphedRAM(fuse(ram, dtype), batch_size=8)(images, labels)
             gaps = [scale * (found.region - plain.region).abs().max(), (found.image - plain.image).abs().max()]
             yield row(
                 f"difference from the plain path in float32, {preset} preset, tower in {str(dtype).split('.')[-1]}",
@@ -218,9 +218,9 @@ def line_many(bench: Bench) -> Iterator[Row]:
 
 
 def _many(bench: Bench, ram: RAM, labels: Labels, batch: int, workspace: int) -> Iterator[Row]:
-    images, engine = bench.images(batch), GraphedRAM(fuse(ram, bench.half), labels, batch_size=batch)
+    images, engine = bench.images(batch), GraphedRAM(fuse(ram, bench.half), batch_size=batch)
     engine.ram.workspace_mb = workspace
-    rate = bench.rate(lambda: engine(next(images)), batch)
+    rate = bench.rate(lambda: engine(next(images), labels), batch)
     yield row(
         f"test, {len(labels):,} labels, paper preset, batch {batch}, workspace {workspace} MB",
         rate,
@@ -253,10 +253,11 @@ def line_retag(bench: Bench) -> Iterator[Row]:
 
 
 def _retag(bench: Bench, ram: RAM, batch: int) -> Iterator[Row]:
-    engine = GraphedRAM(fuse(ram, bench.half), bench.vocabulary(), batch_size=batch)
+    engine, labels = GraphedRAM(fuse(ram, bench.half), batch_size=batch), bench.vocabulary()
     images = random_images(batch, bench.pixels, bench.device, 1)[0]
     kept = engine.trunk(images)
-    again, afresh = bench.rate(lambda: engine.recognize(kept), batch), bench.rate(lambda: engine(images), batch)
+    again = bench.rate(lambda: engine.recognize(kept, labels), batch)
+    afresh = bench.rate(lambda: engine(images, labels), batch)
     size = sum(t.numel() * t.element_size() for t in kept.tensors) / batch / 1e6
     yield row(
         f"retagging kept trunks, batch {batch}",
@@ -272,7 +273,7 @@ def _retag(bench: Bench, ram: RAM, batch: int) -> Iterator[Row]:
 def line_linear(bench: Bench) -> Iterator[Row]:
     """Time and memory against the number of images, which come from pinned memory."""
     ram, batch = random_ram(bench.size, "paper", bench.device, text=False), max(4, bench.batches[1] // 4)
-    engine = GraphedRAM(fuse(ram, bench.half), bench.vocabulary(), batch_size=batch)
+    engine, labels = GraphedRAM(fuse(ram, bench.half), batch_size=batch), bench.vocabulary()
     images = torch.randint(0, 256, (batch, 3, *bench.pixels), dtype=torch.uint8)
     cuda = bench.device.type == "cuda"
     images = images.pin_memory() if cuda else images
@@ -280,7 +281,7 @@ def line_linear(bench: Bench) -> Iterator[Row]:
     def run(turns: int) -> Callable[[], None]:
         def call() -> None:
             for _ in range(turns):
-                engine(images).scores.argmax(-1)
+                engine(images, labels).scores.argmax(-1)
 
         return call
 

@@ -91,15 +91,13 @@ def line_vocabulary(bench: Bench) -> Iterator[Row]:
     images = random_images(bench.batches[0], bench.pixels, bench.device, 1)[0]
     fresh = iter([label_names(count, seed) for seed in range(1, 20)])  # made beforehand; each is used once
     with torch.no_grad():
-        engine = GraphedRAM(fuse(ram), ram.encode_labels(label_names(count)), batch_size=bench.batches[0])
-        engine(images)
-        ready = host_seconds(lambda: engine.set_labels(ram.encode_labels(next(fresh))), bench.device)
+        engine = GraphedRAM(fuse(ram), batch_size=bench.batches[0])
+        engine(images, ram.encode_labels(label_names(count)))
+        ready = host_seconds(lambda: ram.encode_labels(next(fresh)), bench.device)
         ids = torch.randint(1, text.config.vocab, (count, text.config.context), device=bench.device)
         lengths = torch.full((count,), text.config.context, device=bench.device)
         whole = host_seconds(lambda: ram.backbone.project_text(text(ids, lengths)), bench.device, repeats=3)
-        both = host_seconds(
-            lambda: (engine.set_labels(ram.encode_labels(next(fresh))), engine(images)), bench.device, repeats=3
-        )
+        both = host_seconds(lambda: engine(images, ram.encode_labels(next(fresh))), bench.device, repeats=3)
     yield row(
         f"a new vocabulary of {count:,} labels ready",
         1e3 * ready,

@@ -104,9 +104,9 @@ def collect_scores(
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             model = fuse(ram) if fast or (fast is None and device.type == "cuda") else ram
             labels = ram.encode_labels(data.classes)
-            engine = GraphedRAM(model, labels, batch_size=batch_size, best=True, patience=PATIENCE)
+            engine = GraphedRAM(model, batch_size=batch_size, best=True, patience=PATIENCE)
             for pixels in batches:
-                output = engine(pixels)  # its numbers are left on the device, so that nothing waits for them
+                output = engine(pixels, labels)  # its numbers are left on the device, so that nothing waits for them
                 assert output.scores is not None
                 pending.append(torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float())
                 done += len(pixels)

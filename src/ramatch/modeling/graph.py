@@ -78,12 +78,11 @@ class GraphedRAM:
     """RAM's pass from uint8 images to scores, on CUDA as graphs: one for the trunk and one for each way to recognize, a
     set per batch size and vocabulary size. On a CPU it is the same pass without graphs. Threads may share one.
 
-    >>> engine = GraphedRAM(fuse(ram), ram.encode_labels(names))
-    >>> engine(images).scores          # uint8 (B, 3, H, W), on any device → (B, N)
+    >>> engine = GraphedRAM(fuse(ram))
+    >>> engine(images, ram.encode_labels(names)).scores  # uint8 (B, 3, H, W), on any device → (B, N)
 
     Args:
         ram: a trained model; `fuse` makes a faster copy.
-        labels: an encoded vocabulary; `set_labels` changes it, and `recognize` takes others.
         batch_size: most images at once; more are taken in turns, fewer in the next power of two.
         graph: use CUDA graphs (on CUDA). If recording fails the engine warns once and goes on without; see `why_eager`.
         best: also give each label's best region (a calibrator looks at it).
@@ -93,7 +92,6 @@ class GraphedRAM:
     def __init__(
         self,
         ram: RAM,
-        labels: Labels | None = None,
         *,
         batch_size: int = 32,
         graph: bool = True,
@@ -106,20 +104,11 @@ class GraphedRAM:
         self.best, self.patience = best, patience
         self.why_eager: str | None = None if graph else "graphs are switched off"
         self.recorder = Recorder(self.device) if graph and self.device.type == "cuda" else None
-        self._vocabulary = labels
         self._static: Labels | None = None  # where graphs read labels
         self._placed: Labels | None = None  # whose numbers are there
         self._slots: dict[tuple[int, int, int], _Slot] = {}
         self._asked: Counter[tuple] = Counter()
         self._lock = RLock()  # of everything static
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return () if self._vocabulary is None else self._vocabulary.names
-
-    def set_labels(self, labels: Labels) -> None:
-        """Use an encoded vocabulary from now on. One of the same size keeps the graphs."""
-        self._vocabulary = labels
 
     def make_room(self, count: int) -> None:
         """Let at least so many images come at once."""
@@ -127,9 +116,8 @@ class GraphedRAM:
             self.batch_size = max(self.batch_size, count)
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor, *, plan: bool = False, matcher: str | None = None) -> Output:
-        """uint8 images (B, 3, H, W) → `Output` with the present vocabulary; cosines and plan in it if asked for."""
-        labels = self._need()
+    def __call__(self, images: Tensor, labels: Labels, *, plan: bool = False, matcher: str | None = None) -> Output:
+        """uint8 images (B, 3, H, W) → `Output` with these labels; cosines and plan in it if asked for."""
         self._check(images)
         if len(images) == 0:
             nothing = torch.empty(0, len(labels), device=self.device)
@@ -149,11 +137,9 @@ class GraphedRAM:
             return self.ram.trunk(images.to(self.device, non_blocking=True))
 
     @torch.inference_mode()
-    def recognize(
-        self, trunk: Trunk, labels: Labels | None = None, *, plan: bool = False, matcher: str | None = None
-    ) -> Output:
-        """At most `batch_size` kept trunks with the present vocabulary or another."""
-        labels, way, patch = labels or self._need(), (plan, matcher), self.ram.backbone.vision.config.patch
+    def recognize(self, trunk: Trunk, labels: Labels, *, plan: bool = False, matcher: str | None = None) -> Output:
+        """At most `batch_size` kept trunks with any labels."""
+        way, patch = (plan, matcher), self.ram.backbone.vision.config.patch
         self._check(at_once=len(trunk))
         with self._tuned():
             with self._lock:
@@ -271,11 +257,6 @@ class GraphedRAM:
             raise RamatchError(f"images of {tuple(images.shape[2:])} pixels are smaller than a patch ({patch})")
         if at_once > self.batch_size:
             raise RamatchError(f"GraphedRAM takes at most {self.batch_size} images at once (batch_size), got {at_once}")
-
-    def _need(self) -> Labels:
-        if self._vocabulary is None:
-            raise RamatchError("GraphedRAM has no vocabulary; call set_labels(ram.encode_labels([...])) first")
-        return self._vocabulary
 
 
 def _shapes(labels: Labels) -> list:
