@@ -31,7 +31,6 @@ KINDS = (
             "_solve_kernel",
             "_rows_kernel",
             "_columns_kernel",
-            "_gather_kernel",
             "_test_kernel",
             "_polish_kernel",
             "_peaks_kernel",

@@ -31,11 +31,19 @@ def agree(ours, plain, atol=1e-3):
     assert (ours.n_iter - plain.n_iter).abs().max() <= 5  # the torch path tests every fifth iteration
 
 
+@pytest.fixture
+def few_kept(monkeypatch):
+    """Labels are merged, as beyond 2,048, from the sixth on."""
+    monkeypatch.setattr(fused, "DENSE_LABELS", 5)
+    monkeypatch.setattr(fused, "KEPT_COLUMNS", 4)
+
+
+@pytest.mark.usefixtures("few_kept")
 @pytest.mark.parametrize(
-    ("m", "n", "eps"),  # eps decides whether K is kept in float16 or float32
-    [(196, 1, 0.1), (196, 17, 0.1), (196, 65, 0.1), (196, 200, 0.1), (196, 65, 0.04), (45, 33, 0.04), (1, 7, 0.1)],
+    ("m", "n", "eps"),
+    [(196, 6, 0.1), (196, 17, 0.1), (196, 65, 0.1), (196, 200, 0.1), (196, 65, 0.04), (45, 33, 0.04), (1, 7, 0.1)],
 )
-def test_dense_scores(m, n, eps):
+def test_scores_of_every_shape(m, n, eps):
     sim = similarities(2, m, n).to(DEVICE)
     options = {"eps": eps, "tol": 1e-5, "logit_scale": 60.0}
     agree(match_scores(sim, backend="triton", **options), match_scores(sim, backend="torch", **options), 2e-4)
@@ -54,6 +62,7 @@ def test_reduced_scores(kept, monkeypatch):
     assert ours.converged.all()
 
 
+@pytest.mark.usefixtures("few_kept")
 def test_options_reach_the_kernels():
     sim = similarities(3, 20, 12).to(DEVICE)
     for options in (
@@ -65,6 +74,7 @@ def test_options_reach_the_kernels():
         agree(match_scores(sim, backend="triton", **options), match_scores(sim, backend="torch", **options))
 
 
+@pytest.mark.usefixtures("few_kept")
 def test_half_precision_similarities_and_features():
     sim = similarities(2, 20, 12).to(DEVICE)
     for dtype in (torch.float16, torch.bfloat16):
@@ -107,8 +117,8 @@ def test_solver_kernel_equals_the_torch_loop(whole, late, monkeypatch):
 
 
 def test_a_negative_tolerance_runs_every_iteration():
-    K = torch.rand(2, 6, 16, device=DEVICE)
+    cost, reg = torch.rand(2, 6, 16, device=DEVICE), torch.ones(2, device=DEVICE)
     a, b = torch.full((2, 6), 1 / 6, device=DEVICE), torch.full((2, 16), 1 / 16, device=DEVICE)
-    *_, n_iter, error = kernels.sinkhorn(K, a, b, torch.ones_like(b), max_iter=17, tol=-1.0)
+    *_, n_iter, error = kernels.solve(cost, reg, a, b, torch.ones_like(b), max_iter=17, tol=-1.0)
     assert n_iter.tolist() == [17, 17]
     assert (error < 1e-5).all()

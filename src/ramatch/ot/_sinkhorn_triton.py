@@ -1,4 +1,4 @@
-"""Triton kernels: Sinkhorn with one program per problem, from costs to plans or on a ready K.
+"""Triton kernels: Sinkhorn with one program per problem, from costs to plans.
 
 Nothing here talks to the host while it iterates: every program tests its own problem's row marginal, which falls out
 of the next row update for free, and leaves its loop when it is met.
@@ -17,7 +17,6 @@ from ramatch.ot import _loops
 TINY = tl.constexpr(_loops.TINY[torch.float32])
 LOG_ZERO = tl.constexpr(_loops.ZERO)
 MAX_COLUMNS = 2048  # columns one program keeps in registers
-HALF_LIMIT = 18.0  # with exp(x), |x| <= 9, float16 has full precision: eps >= 1 / 18
 WHOLE_NUMBERS = 16384  # of a K that stays in registers, 64 in each thread; with 128 the other way was faster
 LATE_COLUMNS = 128  # up to which columns are summed over threads once per iteration (LATE)
 
@@ -29,7 +28,6 @@ def _iterate(
     work_ptr,  # (2, M) row scalings: of the last iteration at iteration % 2, of the next at the other place
     c,  # column scalings, of as many columns as a tile has, like weight
     weight,
-    done,  # iterations so far
     M,
     width,
     tol,
@@ -38,11 +36,12 @@ def _iterate(
     BLOCK_M: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Iterate on a K in memory until the row error is below `tol`: column scalings, iterations in all, error. LATE:
-    columns are summed over threads once per iteration instead of once per tile, at the price of a tile of registers."""
+    """Iterate, from the second iteration on, on a K in memory until the row error is below `tol`: column scalings,
+    iterations in all, error. LATE: columns are summed over threads once per iteration instead of once per tile, at the
+    price of a tile of registers."""
     BLOCK_N: tl.constexpr = c.shape[0]
     cols = tl.arange(0, BLOCK_N)
-    iteration = done
+    iteration = 1
     error = 0.0
     running = 1
     while running == 1:
@@ -59,7 +58,7 @@ def _iterate(
             k = tl.load(K_ptr + rows[:, None] * width + cols[None, :], mask=inside, other=0.0).to(tl.float32)
             a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
             sums = tl.sum(k * c[None, :], axis=1)
-            # Row sums of the plan that the last iteration left (zeros before the first).
+            # Row sums of the plan that the last iteration left.
             errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - a)
             r = a / tl.maximum(sums, TINY)
             tl.store(here + rows, r, mask=in_m)
@@ -70,7 +69,7 @@ def _iterate(
         if LATE:
             column_sums = tl.sum(tile_sums, axis=0)
         error = tl.sum(errors, axis=0)
-        stop = ((error < tol) & (iteration > 0)) | (iteration == max_iter)
+        stop = (error < tol) | (iteration == max_iter)
         c = tl.where(stop, c, weight / tl.maximum(column_sums, TINY))
         iteration = tl.where(stop, iteration, iteration + 1)
         running = tl.where(stop, 0, 1)
@@ -91,43 +90,6 @@ def _gibbs(cost_ptr, rows, cols, M, N, inv_reg):
     x = tl.load(cost_ptr + rows[:, None] * N + cols[None, :], mask=inside, other=float("inf"))
     low = tl.where(rows < M, tl.min(x, axis=1), 0.0)
     return tl.exp((low[:, None] - x) * inv_reg), low
-
-
-@triton.jit
-def _sinkhorn_kernel(
-    K_ptr,  # (B, M, N) float16 or float32, N padded with zeros to a multiple of 16
-    a_ptr,  # (B, M)
-    b_ptr,  # (B, N), zero in the padding
-    c_ptr,  # (B, N) in: first column scalings, out: last ones
-    r_ptr,  # (B, M) out
-    work_ptr,  # (B, 2, M) row scalings of this and the last iteration, zeros at first
-    n_iter_ptr,  # (B,) int64 out
-    error_ptr,  # (B,) out
-    M,
-    N,
-    tol,
-    max_iter,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    pid = tl.program_id(0).to(tl.int64)
-    K_ptr += pid * M * N
-    a_ptr += pid * M
-    r_ptr += pid * M
-    work_ptr += pid * 2 * M
-    cols = tl.arange(0, BLOCK_N)
-    in_n = cols < N
-    c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
-    weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
-    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, 0, M, N, tol, max_iter, False, BLOCK_M, STAGES)
-    tl.store(c_ptr + pid * N + cols, c, mask=in_n)
-    final = work_ptr + (iteration % 2) * M
-    for start in range(0, M, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M)
-        tl.store(r_ptr + rows, tl.load(final + rows, mask=rows < M, other=0.0), mask=rows < M)
-    tl.store(n_iter_ptr + pid, iteration)
-    tl.store(error_ptr + pid, error)
 
 
 @triton.jit
@@ -224,7 +186,7 @@ def _memory_kernel(
         column_sums += tl.sum(k * r[:, None], axis=0)
     c = weight / tl.maximum(column_sums, TINY)
     tl.debug_barrier()  # what one thread wrote others of this program read
-    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, 1, M, width, tol, max_iter, LATE, BLOCK_M, STAGES)
+    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, M, width, tol, max_iter, LATE, BLOCK_M, STAGES)
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
@@ -253,24 +215,6 @@ def default_tile(rows: int, width: int) -> dict[str, int]:
     block_m = max(1, min(numbers // block_n, triton.next_power_of_2(rows)))
     warps = 4 if block_m * block_n < 4096 else numbers // 1024
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": 3, "num_warps": warps}
-
-
-def sinkhorn(
-    K: Tensor, a: Tensor, b: Tensor, c: Tensor, *, max_iter: int, tol: float, tile: dict[str, int] | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row scalings (B, M), column scalings (B, width), n_iter (B,), error (B,).
-
-    K (B, M, width) float16 or float32 with width = `padded(columns)` <= 2048, zero in the padding, as is b;
-    c holds the first column scalings and is overwritten. A negative `tol` runs exactly `max_iter` iterations.
-    """
-    batch, rows, width = K.shape
-    r, work = torch.empty_like(a), a.new_zeros(batch, 2, rows)
-    n_iter = torch.zeros(batch, dtype=torch.int64, device=K.device)
-    error = a.new_empty(batch)
-    if batch:
-        tile = tile or default_tile(rows, width)
-        _sinkhorn_kernel[(batch,)](K, a, b, c, r, work, n_iter, error, rows, width, tol, max_iter, **tile)
-    return r, c, n_iter, error
 
 
 def default_way(rows: int, columns: int) -> dict[str, int]:

@@ -2,8 +2,7 @@
 
 Shapes: sim (B, M, N), contiguous, any float type. Everything else is float32 unless said otherwise: of rows (B, M) lse
 (log-sum-exp of sim * scale), top (largest sim), a (weights), r (scalings), next (r of the next iteration) and gap (what
-a row sum of the plan lacks); of columns (B, N) c (scalings), scores and peak; K (B, M, width), zero in the padding;
-scale is one number in memory.
+a row sum of the plan lacks); of columns (B, N) c (scalings), scores and peak; scale is one number in memory.
 In these kernels K = exp((p - 1) / eps) with p = softmax over labels of sim * scale, rebuilt from `sim` and the
 rows' log-sum-exp `lse` wherever one read of `sim` is all that is needed.
 """
@@ -18,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramatch.ot._sinkhorn_triton import TINY, padded
+from ramatch.ot._sinkhorn_triton import TINY
 
 
 @triton.jit
@@ -82,13 +81,8 @@ def _rows_kernel(
     scale_ptr,
     lse_ptr,
     top_ptr,
-    K_ptr,  # if WRITE_K: K times exp(shift)
     count,  # B * M
     N,
-    width,
-    inv_eps,
-    shift,
-    WRITE_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -108,14 +102,6 @@ def _rows_kernel(
     lse = top * scale + tl.log(total)
     tl.store(lse_ptr + rows, lse, mask=in_m)
     tl.store(top_ptr + rows, top, mask=in_m)
-    if WRITE_K:
-        for start in range(0, width, BLOCK_N):
-            cols = start + tl.arange(0, BLOCK_N)
-            x = _load(sim_ptr, rows, cols, in_m, cols < N, N, 0.0)
-            p = tl.exp(x * scale - lse[:, None])
-            k = tl.where((cols < N)[None, :], tl.exp((p - 1.0) * inv_eps + shift), 0.0)
-            mask = in_m[:, None] & (cols < width)[None, :]
-            tl.store(K_ptr + rows[:, None] * width + cols[None, :], k.to(K_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -144,23 +130,6 @@ def _peaks_kernel(sim_ptr, scale_ptr, lse_ptr, peak_ptr, M, N, BLOCK_M: tl.const
         lse = tl.load(lse_ptr + pid * M + rows, mask=in_m, other=0.0)
         peak = tl.maximum(peak, tl.max(x * scale - lse[:, None], axis=0))
     tl.store(peak_ptr + pid * N + cols, tl.exp(peak), mask=in_n)
-
-
-@triton.jit
-def _gather_kernel(sim_ptr, scale_ptr, lse_ptr, kept_ptr, K_ptr, M, N, kept, width, inv_eps, BLOCK: tl.constexpr):
-    """K of the columns `kept` (B, kept) int64, then of the mean of the others."""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    here = cols < kept
-    scale = tl.load(scale_ptr)
-    lse = tl.load(lse_ptr + row)
-    which = tl.load(kept_ptr + (row // M) * kept + cols, mask=here, other=0)
-    x = tl.load(sim_ptr + row * N + which, mask=here, other=0.0).to(tl.float32)
-    p = tl.where(here, tl.exp(x * scale - lse), 0.0)
-    rest = tl.maximum(1.0 - tl.sum(p, axis=0), 0.0) / (N - kept)  # a softmax sums to one
-    p = tl.where(here, p, rest)
-    k = tl.where(cols <= kept, tl.exp((p - 1.0) * inv_eps), 0.0)
-    tl.store(K_ptr + row * width + cols, k, mask=cols < width)
 
 
 @triton.jit
@@ -247,17 +216,15 @@ class Rows:
     eps: float
 
 
-def gibbs(sim: Tensor, scale: Tensor, eps: float, K: Tensor | None = None, shift: float = 0.0) -> tuple[Rows, Tensor]:
-    """The rows, and each one's largest sim (B, M); fills K (B, M, width) with exp(shift) K if given."""
+def read_rows(sim: Tensor, scale: Tensor, eps: float) -> tuple[Rows, Tensor]:
+    """The rows, and each one's largest sim (B, M)."""
     batch, regions, labels = sim.shape
     lse = torch.empty(batch, regions, device=sim.device)
     top = torch.empty_like(lse)
-    width = 0 if K is None else K.shape[2]
-    block_n = min(2048, max(16, triton.next_power_of_2(max(labels, width))))
-    block_m = 2048 // block_n
-    count, blocks = batch * regions, {"WRITE_K": K is not None, "BLOCK_M": block_m, "BLOCK_N": block_n}
-    tensors = (sim, scale, lse, top, lse if K is None else K)
-    _rows_kernel[(triton.cdiv(count, block_m),)](*tensors, count, labels, width, 1.0 / eps, shift, **blocks)
+    block_n = min(2048, max(16, triton.next_power_of_2(labels)))
+    count, block_m = batch * regions, 2048 // block_n
+    grid = (triton.cdiv(count, block_m),)
+    _rows_kernel[grid](sim, scale, lse, top, count, labels, BLOCK_M=block_m, BLOCK_N=block_n)
     return Rows(sim, scale, lse, eps), top
 
 
@@ -283,21 +250,6 @@ def peaks(g: Rows) -> Tensor:
     grid, blocks = _column_grid(batch, labels)
     _peaks_kernel[grid](g.sim, g.scale, g.lse, out, regions, labels, **blocks)
     return out
-
-
-def gather(g: Rows, kept: Tensor) -> Tensor:
-    """K (B, M, k + 1) of the kept labels (B, k) and, last, of the mean of all the others.
-
-    In float32: the last column has nearly all the mass and is nearly the same in all rows, so that rounding it to
-    float16 would cost what the test of the whole plan asks for, and every image would iterate over all columns."""
-    batch, regions, labels = g.sim.shape
-    count = kept.shape[1]
-    width = padded(count + 1)
-    K = torch.empty(batch, regions, width, device=g.sim.device)
-    numbers = (regions, labels, count, width, 1.0 / g.eps)
-    block = max(16, triton.next_power_of_2(width))
-    _gather_kernel[(batch * regions,)](g.sim, g.scale, g.lse, kept, K, *numbers, BLOCK=block)
-    return K
 
 
 def polish(g: Rows, a: Tensor, state: tuple[Tensor, Tensor, Tensor, Tensor], *, tol: float, max_iter: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Region scores of KCOT at test time straight from similarities, without a plan in memory.
+"""Region scores of KCOT at test time straight from similarities, without a plan of all images in memory.
 
 sim (B, M, N) cosines of regions and labels; p = softmax over labels of sim * logit_scale; cost = 1 - p
 (Eq. 7); u = softmax over regions of max_labels sim / tau_u (LPD, Eq. 8); v = 1/N; plan = Sinkhorn
@@ -87,7 +87,7 @@ def match_scores(
             with the default, scores of 1,000 labels are within a few 1e-4 of the limit.
         workspace_mb: images are taken in groups such that similarities and temporaries stay below this.
         backend: "triton" (a GPU, or TRITON_INTERPRET=1; never synchronizes with the host), "torch" (anywhere), or
-            "auto" (triton on a GPU that has it).
+            "auto" (triton on a GPU that has it), where labels are merged; otherwise `solve_batch` decides.
     """
     if backend not in BACKENDS:
         raise RamatchError(f"match_scores: unknown backend '{backend}', choose from {', '.join(BACKENDS)}")
@@ -101,8 +101,8 @@ def match_scores(
     if wanted and not triton and backend == "triton":
         raise RamatchError("match_scores: backend 'triton' needs Triton and a GPU; use backend='auto'")
     merge = exp_domain and columns > DENSE_LABELS
-    dense, merged = (_triton_dense, _triton_merged) if triton else (_torch_dense, _torch_merged)
-    run = _torch_dense if given.shape[0] == 0 else merged if merge else dense
+    triton = triton and merge
+    run = _dense if not merge or given.shape[0] == 0 else _triton_merged if triton else _torch_merged
     with torch.no_grad(), torch.autocast(device.type, enabled=False), torch.cuda.device_of(given.rows):
         if isinstance(logit_scale, Tensor):
             scale = logit_scale.detach().to(device=device, dtype=torch.float32).reshape(1)
@@ -125,9 +125,8 @@ class _Similarities:
     def blocks(self, workspace_mb: int, triton: bool) -> Iterator[Tensor]:
         """Similarities (b, M, N) of as many images at a time as the workspace holds; one empty block if B is 0."""
         batch, regions, columns = self.shape
-        # Bytes of a region: with the kernels its similarities and K (of few columns if there are many); in torch also
-        # softmax, cost and plan.
-        own = columns * self.rows.element_size() + 4 * min(columns + 16, DENSE_LABELS) if triton else 20 * columns
+        # Bytes of a region: similarities, softmax, cost, K and plan; with the kernels only similarities of all columns.
+        own = columns * self.rows.element_size() + 20 * (KEPT_COLUMNS + 1) if triton else 20 * columns
         size = max(1, (workspace_mb << 20) // (regions * own))
         if not triton and self.rows.device.type == "cpu":  # every iteration passes over them: what the cache holds
             size = min(size, max(1, CPU_BLOCK_BYTES // (4 * regions * columns)))
@@ -169,7 +168,7 @@ def _solve(p: Tensor, a: Tensor, b: Tensor | None, settings: _Settings) -> OTRes
     return solve_batch(cost, settings.eps, a, b, max_iter=settings.max_iter, tol=settings.tol, cost_range=1.0)
 
 
-def _torch_dense(sim: Tensor, settings: _Settings) -> _Part:
+def _dense(sim: Tensor, settings: _Settings) -> _Part:
     """The definition, in plain steps; any eps."""
     sim = sim.float()
     marginal = settings.marginal(sim.amax(2))
@@ -177,12 +176,19 @@ def _torch_dense(sim: Tensor, settings: _Settings) -> _Part:
     return (res.plan * sim).sum(1) * sim.shape[2], marginal, res.n_iter, res.error
 
 
-def _merged_weights(like: Tensor, width: int, columns: int) -> Tensor:
-    """Column weights (B, width) of the small problem: the kept labels, their stand-in for all others, zeros."""
-    weights = like.new_zeros(len(like), width)
-    weights[:, :KEPT_COLUMNS] = 1 / columns
-    weights[:, KEPT_COLUMNS] = (columns - KEPT_COLUMNS) / columns
-    return weights
+def _kept(peaks: Tensor, like: Tensor) -> Tensor:
+    """Places (B, M, kept) of the labels that keep their columns, by each one's largest softmax (B, N)."""
+    return peaks.topk(KEPT_COLUMNS, dim=1, sorted=False).indices.unsqueeze(1).expand(-1, like.shape[1], -1)
+
+
+def _merged_rows(p: Tensor, columns: int, marginal: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+    """Row scalings and iterations of the small problem: softmax p of the kept labels, one stand-in for all others."""
+    rest = (1 - p.sum(2, keepdim=True)).clamp_min_(0) / (columns - KEPT_COLUMNS)  # a softmax sums to one
+    weights = p.new_full((len(p), KEPT_COLUMNS + 1), 1 / columns)
+    weights[:, -1] = (columns - KEPT_COLUMNS) / columns
+    res = _solve(torch.cat([p, rest], dim=2), marginal, weights, settings)
+    u = res.potentials[0]
+    return (u - u.amax(1, keepdim=True)).exp(), res.n_iter.clone()  # the common factor goes into the columns
 
 
 def _torch_merged(sim: Tensor, settings: _Settings) -> _Part:
@@ -190,15 +196,9 @@ def _torch_merged(sim: Tensor, settings: _Settings) -> _Part:
     columns = sim.shape[2]
     marginal = settings.marginal(sim.amax(2))
     p = torch.softmax(sim * settings.scale, dim=2)
-    kept = p.amax(1).topk(KEPT_COLUMNS, dim=1, sorted=False).indices
-    small = p.gather(2, kept.unsqueeze(1).expand(-1, p.shape[1], -1))
-    rest = (1 - small.sum(2, keepdim=True)).clamp_min_(0) / (columns - KEPT_COLUMNS)
-    weights = _merged_weights(marginal, KEPT_COLUMNS + 1, columns)
-    res = _solve(torch.cat([small, rest], dim=2), marginal, weights, settings)
-    u = res.potentials[0]
-    r = (u - u.amax(1, keepdim=True)).exp()  # the common factor goes into the columns
+    r, n_iter = _merged_rows(p.gather(2, _kept(p.amax(1), p)), columns, marginal, settings)
     K = p.sub_(1).div_(settings.eps).exp_()
-    tiny, n_iter = TINY[K.dtype], res.n_iter.clone()
+    tiny = TINY[K.dtype]
     while True:
         c = (1 / columns) / column_sums(K, r).clamp_min_(tiny)
         sums = row_sums(K, c).clamp_min_(tiny)
@@ -211,35 +211,15 @@ def _torch_merged(sim: Tensor, settings: _Settings) -> _Part:
     return column_sums(K.mul_(sim), r) * c * columns, marginal, n_iter, error
 
 
-def _triton_dense(sim: Tensor, settings: _Settings) -> _Part:
-    """Three kernels: K and marginals, Sinkhorn, scores. K is float16 where its range allows that."""
-    from ramatch.ot._sinkhorn_triton import HALF_LIMIT, padded, sinkhorn
-    from ramatch.ot._triton import column_scores, gibbs
-
-    batch, regions, columns = sim.shape
-    half, width = 1 / settings.eps <= HALF_LIMIT, padded(columns)
-    K = torch.empty(batch, regions, width, device=sim.device, dtype=torch.float16 if half else torch.float32)
-    # exp(shift) centers K's range on one; scalings absorb it.
-    rows, top = gibbs(sim.contiguous(), settings.scale, settings.eps, K, shift=0.5 / settings.eps if half else 0.0)
-    marginal = settings.marginal(top)
-    b = torch.zeros(batch, width, device=sim.device)
-    b[:, :columns] = 1 / columns
-    r, _, n_iter, error = sinkhorn(K, marginal, b, torch.ones_like(b), max_iter=settings.max_iter, tol=settings.tol)
-    scores, _ = column_scores(rows, r)
-    return scores, marginal, n_iter, error
-
-
 def _triton_merged(sim: Tensor, settings: _Settings) -> _Part:
-    """Five reads of sim (rows, peaks, kept columns, columns, test of the whole plan) and a small Sinkhorn between."""
-    from ramatch.ot._sinkhorn_triton import sinkhorn
-    from ramatch.ot._triton import column_scores, gather, gibbs, peaks, polish
+    """Four reads of sim (rows, peaks, columns, test of the whole plan) and the small problem between."""
+    from ramatch.ot._triton import column_scores, peaks, polish, read_rows
 
-    columns, limit = sim.shape[2], settings.max_iter
-    rows, top = gibbs(sim.contiguous(), settings.scale, settings.eps)
+    sim = sim.contiguous()
+    rows, top = read_rows(sim, settings.scale, settings.eps)
     marginal = settings.marginal(top)
-    K = gather(rows, peaks(rows).topk(KEPT_COLUMNS, dim=1, sorted=False).indices)
-    b = _merged_weights(marginal, K.shape[2], columns)
-    r, _, n_iter, _ = sinkhorn(K, marginal, b, torch.ones_like(b), max_iter=limit, tol=settings.tol)
+    p = sim.gather(2, _kept(peaks(rows), sim)).float().mul_(settings.scale).sub_(rows.lse.unsqueeze(2)).exp_()
+    r, n_iter = _merged_rows(p, sim.shape[2], marginal, settings)
     scores, c = column_scores(rows, r)
-    error = polish(rows, marginal, (r, c, scores, n_iter), tol=settings.whole_tol, max_iter=limit)
+    error = polish(rows, marginal, (r, c, scores, n_iter), tol=settings.whole_tol, max_iter=settings.max_iter)
     return scores, marginal, n_iter, error
