@@ -99,7 +99,7 @@ def test_features_and_groups_of_images(n):
 
 def test_groups_keep_to_the_workspace():
     regions, labels = features(64, 50, 40)
-    sizes = [len(block) for block in fused._read(None, regions, labels).blocks(1, triton=False)]
+    sizes = [len(block) for block in fused._blocks(regions, labels, 1, triton=False)]
     assert sum(sizes) == 64
     assert max(sizes) * 50 * 40 * 20 <= 1 << 20
 

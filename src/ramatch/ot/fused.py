@@ -93,8 +93,8 @@ def match_scores(
         raise RamatchError(f"match_scores: unknown backend '{backend}', choose from {', '.join(BACKENDS)}")
     if not eps > 0 or (tau_u is not None and not tau_u > 0) or max_iter < 1:
         raise RamatchError("match_scores: eps and tau_u must be positive and max_iter at least 1")
-    given = _read(sim, regions, labels)
-    device, columns = given.rows.device, given.shape[2]
+    rows, labels = _read(sim, regions, labels)
+    device, columns = rows.device, rows.shape[2] if labels is None else len(labels)
     exp_domain = eps * EXP_LIMIT[torch.float32] >= 1.0
     wanted = exp_domain and (backend == "triton" or (backend == "auto" and device.type == "cuda"))
     triton = wanted and has_kernels(device)
@@ -102,44 +102,35 @@ def match_scores(
         raise RamatchError("match_scores: backend 'triton' needs Triton and a GPU; use backend='auto'")
     merge = exp_domain and columns > DENSE_LABELS
     triton = triton and merge
-    run = _dense if not merge or given.shape[0] == 0 else _triton_merged if triton else _torch_merged
-    with torch.no_grad(), torch.autocast(device.type, enabled=False), torch.cuda.device_of(given.rows):
+    run = _dense if not merge or len(rows) == 0 else _triton_merged if triton else _torch_merged
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), torch.cuda.device_of(rows):
         if isinstance(logit_scale, Tensor):
             scale = logit_scale.detach().to(device=device, dtype=torch.float32).reshape(1)
         else:
             scale = torch.full((1,), float(logit_scale), device=device)
         settings = _Settings(scale, tau_u, eps, max_iter, tol)
-        parts = [run(block, settings) for block in given.blocks(workspace_mb, triton)]
+        parts = [run(block, settings) for block in _blocks(rows, labels, workspace_mb, triton)]
         scores, marginal, n_iter, error = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     return MatchScores(scores, marginal, n_iter, error, error < (settings.whole_tol if merge else tol))
 
 
-@dataclass(frozen=True)
-class _Similarities:
-    """Of `shape` (B, M, N): `rows` itself, or the products of regions (`rows`, (B, M, D)) and labels (N, D)."""
-
-    shape: tuple[int, int, int]
-    rows: Tensor
-    labels: Tensor | None = None
-
-    def blocks(self, workspace_mb: int, triton: bool) -> Iterator[Tensor]:
-        """Similarities (b, M, N) of as many images at a time as the workspace holds; one empty block if B is 0."""
-        batch, regions, columns = self.shape
-        # Bytes of a region: similarities, softmax, cost, K and plan; with the kernels only similarities of all columns.
-        own = columns * self.rows.element_size() + 20 * (KEPT_COLUMNS + 1) if triton else 20 * columns
-        size = max(1, (workspace_mb << 20) // (regions * own))
-        if not triton and self.rows.device.type == "cpu":  # every iteration passes over them: what the cache holds
-            size = min(size, max(1, CPU_BLOCK_BYTES // (4 * regions * columns)))
-        size = -(-batch // max(1, -(-batch // size)))  # groups of like size: a program per image keeps the chip busy
-        for start in range(0, max(batch, 1), max(size, 1)):
-            part = self.rows[start : start + size]
-            yield part if self.labels is None else part @ self.labels.T
+def _blocks(rows: Tensor, labels: Tensor | None, workspace_mb: int, triton: bool) -> Iterator[Tensor]:
+    """Similarities (b, M, N) of as many images at a time as the workspace holds; one empty block if B is 0."""
+    batch, regions, columns = len(rows), rows.shape[1], rows.shape[2] if labels is None else len(labels)
+    # Bytes of a region: similarities, softmax, cost, K and plan; with the kernels only similarities of all columns.
+    own = columns * rows.element_size() + 20 * (KEPT_COLUMNS + 1) if triton else 20 * columns
+    size = max(1, (workspace_mb << 20) // (regions * own))
+    if not triton and rows.device.type == "cpu":  # every iteration passes over them: what the cache holds
+        size = min(size, max(1, CPU_BLOCK_BYTES // (4 * regions * columns)))
+    size = -(-batch // max(1, -(-batch // size)))  # groups of like size: a program per image keeps the chip busy
+    for part in rows.split(max(size, 1)):
+        yield part if labels is None else part @ labels.T
 
 
-def _read(sim: Tensor | None, regions: Tensor | None, labels: Tensor | None) -> _Similarities:
-    """What was given, after all of it was found to fit together."""
+def _read(sim: Tensor | None, regions: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Similarities (B, M, N); or regions (B, M, D) and labels (N, D) of one type, found to fit together."""
     if sim is not None and regions is None and labels is None:
-        shape, rows = tuple(sim.shape), sim
+        shape, rows = sim.shape, sim
     elif sim is None and regions is not None and labels is not None:
         if regions.dim() != 3 or labels.dim() != 2 or regions.shape[2] != labels.shape[1]:
             raise RamatchError(
@@ -151,12 +142,13 @@ def _read(sim: Tensor | None, regions: Tensor | None, labels: Tensor | None) -> 
         common = torch.promote_types(regions.dtype, labels.dtype)
         if common in (torch.bfloat16, torch.float16):
             common = torch.float16 if regions.device.type == "cuda" else torch.float32
-        shape, rows, labels = (*regions.shape[:2], len(labels)), regions.detach().to(common), labels.detach().to(common)
+        rows, labels = regions.detach().to(common), labels.detach().to(common)
+        shape = torch.Size((*regions.shape[:2], len(labels)))
     else:
         raise RamatchError("match_scores: give either sim, or regions and labels")
     if len(shape) != 3 or 0 in shape[1:] or not rows.is_floating_point():
-        raise RamatchError(f"match_scores: expected floats of shape (B, M, N) with M, N > 0, got {shape}")
-    return _Similarities((shape[0], shape[1], shape[2]), rows, labels)
+        raise RamatchError(f"match_scores: expected floats of shape (B, M, N) with M, N > 0, got {tuple(shape)}")
+    return rows, labels
 
 
 _Part = tuple[Tensor, Tensor, Tensor, Tensor]  # scores, marginal, n_iter, error
