@@ -170,11 +170,11 @@ class VisionTower(nn.Module):
         return F.linear(flat.view(b, h * w, -1), weight.flatten(1), self.patch.bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Features after the final norm, (B, 1+M, W)."""
+        """Features before the final norm, (B, 1+M, W)."""
         x = self.embed(pixels)
         for block in self.blocks:
             x = block(x)
-        return self.norm(x)
+        return x
 
 
 class TextTower(nn.Module):
@@ -288,10 +288,7 @@ class Backbone(nn.Module):
 
     def encode_image(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Normalized pixels (B, 3, H, W) → global (B, D) and patches (B, M, D), not normalized."""
-        x = self.vision.embed(pixels)
-        for block in self.vision.blocks:
-            x = block(x)
-        return self.finish(x)
+        return self.finish(self.vision(pixels))
 
     def require_text(self, what: str) -> TextTower:
         """The text tower, or an error that says what cannot be done without one."""
