@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.measure import errors_in_words
-from ramatch.ot import match_scores, solve_batch
-from ramatch.ot._loops import has_kernels
+from ramatch.ot import has_kernels, match_scores, solve_batch
 
 GPU_SIZES = ((512, 196, 17), (512, 196, 65), (512, 196, 1006), (32, 196, 1006))
 CPU_SIZES = ((64, 196, 17), (64, 196, 65), (16, 196, 1006))

@@ -21,7 +21,7 @@ MAX_WIDTH = 8192
 def _norm_forward_kernel(
     x_ptr,  # (count, width)
     y_ptr,  # (count, width), if ADD
-    weight_ptr,  # (width,), if AFFINE
+    weight_ptr,  # (width,)
     bias_ptr,
     sum_ptr,  # (count, width) out, if ADD: x + y
     out_ptr,  # (count, width) out
@@ -31,7 +31,6 @@ def _norm_forward_kernel(
     width,
     eps,
     ADD: tl.constexpr,
-    AFFINE: tl.constexpr,
     KEEP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -51,11 +50,9 @@ def _norm_forward_kernel(
     mean = tl.sum(x, axis=1) / width
     centred = tl.where(here, x - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / width + eps)
-    y = centred * rstd[:, None]
-    if AFFINE:
-        weight = tl.load(weight_ptr + cols, mask=in_n, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + cols, mask=in_n, other=0.0).to(tl.float32)
-        y = y * weight[None, :] + bias[None, :]
+    weight = tl.load(weight_ptr + cols, mask=in_n, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + cols, mask=in_n, other=0.0).to(tl.float32)
+    y = centred * rstd[:, None] * weight[None, :] + bias[None, :]
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=here)
     if KEEP:
         tl.store(mean_ptr + rows, mean, mask=in_m)
@@ -76,7 +73,6 @@ def _norm_backward_kernel(
     count,
     width,
     turns,  # tiles of one program
-    AFFINE: tl.constexpr,
     OTHER: tl.constexpr,
     LEARN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -85,9 +81,7 @@ def _norm_backward_kernel(
     pid = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     in_n = cols < width
-    weight = tl.full((BLOCK,), 1.0, dtype=tl.float32)
-    if AFFINE:
-        weight = tl.load(weight_ptr + cols, mask=in_n, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + cols, mask=in_n, other=0.0).to(tl.float32)
     dweight = tl.zeros((BLOCK,), dtype=tl.float32)
     dbias = tl.zeros((BLOCK,), dtype=tl.float32)
     for turn in range(turns):
@@ -122,38 +116,37 @@ def _tile(width: int) -> dict[str, int]:
 
 
 def forward(
-    x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, keep: bool = False
+    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, eps: float, keep: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x + y (x itself without y), its LayerNorm over the last axis, mean and 1/deviation of rows if they are kept."""
     x = x.contiguous()
-    y = None if y is None else y.contiguous()
+    other = x if y is None else y.contiguous()
     width, count = x.shape[-1], x.numel() // x.shape[-1]
     out = torch.empty_like(x)
     total = x if y is None else torch.empty_like(x)
     mean, rstd = torch.empty(2, count if keep else 0, device=x.device, dtype=torch.float32)
-    inputs = (x if t is None else t for t in (y, weight, bias))
-    flags = _tile(width) | {"ADD": y is not None, "AFFINE": weight is not None, "KEEP": keep}
+    flags = _tile(width) | {"ADD": y is not None, "KEEP": keep}
     if count:
         with torch.cuda.device_of(x):
             grid = (triton.cdiv(count, flags["ROWS"]),)
-            _norm_forward_kernel[grid](x, *inputs, total, out, mean, rstd, count, width, eps, **flags)
+            _norm_forward_kernel[grid](x, other, weight, bias, total, out, mean, rstd, count, width, eps, **flags)
     return total, out, mean, rstd
 
 
 def backward(
-    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, grad: Tensor, other: Tensor | None, learn: bool
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, grad: Tensor, other: Tensor | None, learn: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, of weight and of bias (None unless they `learn`); `other` is what reached x past the norm."""
     grad = grad.contiguous()
     other = None if other is None else other.contiguous()
     width, count = x.shape[-1], x.numel() // x.shape[-1]
-    flags = _tile(width) | {"AFFINE": weight is not None, "OTHER": other is not None, "LEARN": learn}
+    flags = _tile(width) | {"OTHER": other is not None, "LEARN": learn}
     tiles = triton.cdiv(count, flags["ROWS"])
     turns = triton.cdiv(tiles, PROGRAMS) if learn else 1
     programs = triton.cdiv(tiles, turns) if count else 0
     dx = torch.empty_like(x)
     dweight, dbias = torch.empty(2, programs if learn else 0, width, device=x.device, dtype=torch.float32)
-    inputs = (mean, rstd, x if weight is None else weight, grad, x if other is None else other)
+    inputs = (mean, rstd, weight, grad, x if other is None else other)
     if count:
         with torch.cuda.device_of(x):
             _norm_backward_kernel[(programs,)](x, *inputs, dx, dweight, dbias, count, width, turns, **flags)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 from types import ModuleType
 from typing import Any
 
@@ -17,18 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...ot import has_kernels
+
 ALIGN = 8  # numbers of half precision in the 16 bytes that matrix units want rows to start at
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def triton_kernels(name: str, x: Tensor) -> ModuleType | None:
     """The kernels if they can run on x: on a GPU with Triton or under TRITON_INTERPRET=1; of a type and width known."""
-    if torch.compiler.is_compiling() or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+    if not has_kernels(x.device):
         return None
-    try:
-        module = importlib.import_module(f"ramatch.modeling.kernels.{name}_triton")
-    except ImportError:
-        return None
+    module = importlib.import_module(f"ramatch.modeling.kernels.{name}_triton")
     return module if x.dtype in NARROW and x.shape[-1] <= module.MAX_WIDTH else None
 
 
@@ -135,7 +133,7 @@ class _SmoothMax(torch.autograd.Function):
 # ---------------------------------------------------------------------------------------------------------- LayerNorm
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm over the last axis, computed in float32. With Triton the result has x's type, also under autocast
     (which would widen x first and hand on float32); gradients reach x, weight and bias."""
     kernels = triton_kernels("norm", x)
