@@ -97,7 +97,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested data, for YAML and JSON."""
-        return _plain(dataclasses.asdict(self))  # type: ignore[call-overload]
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[call-overload]
 
     def replace(self, **changes: Any) -> Self:
         """A copy with settings changed; dotted names reach inside: replace(**{"optim.lr": 1e-4})."""
@@ -227,9 +227,3 @@ def _convert_tuple(value: Any, kinds: tuple[Any, ...], name: str) -> tuple[Any, 
     if not isinstance(value, (list, tuple)) or not (many or len(value) == len(kinds)):
         raise RamatchError(f"setting '{name}' must be a list{'' if many else f' of {len(kinds)}'}, got {value!r}")
     return tuple(convert(v, kinds[0] if many else kinds[i], name) for i, v in enumerate(value))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
