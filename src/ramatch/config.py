@@ -103,35 +103,24 @@ class RAMConfig(Settings):
 
 CHOICES = choices(RAMConfig)
 
+_OURS = RAMConfig(tss_init="zero", tss_input="after", tss_share=0.7, max_weight=0.75, region_share=0.6, best_share=0.5)
+_PAPER = RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3)
 PRESETS: dict[str, RAMConfig] = {
-    "ramatch": RAMConfig(
-        tss_init="zero",
-        tss_input="after",
-        tss_share=0.7,
-        max_weight=0.75,
-        region_share=0.6,
-        best_share=0.5,
-    ),
+    "ramatch": _OURS,
     # for encoders of `ramatch align`: DINOv2's final patches are local already, and more tokens upset its attention
-    "aligned": RAMConfig(
-        tss_init="zero",
-        tss_input="after",
-        max_weight=0.75,
+    "aligned": _OURS.replace(
         region_share=0.7,
-        best_share=0.5,
         templates=("{}", "{}s"),
         saa_layers=0,
         visual_prompts=0,
         prompts="none",
         pooled="adapted",
-        tss_share=0.7,
         tau_region=None,
     ),
-    "paper": RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3),
-    "reference": RAMConfig(
+    "paper": _PAPER,
+    "reference": _PAPER.replace(
         saa_layers=-1,
         combine="sum",
-        tss_labels="raw",
         tss_input="after",
         mask_conv="full",
         tau_u=0.1,
@@ -139,9 +128,6 @@ PRESETS: dict[str, RAMConfig] = {
         teacher_floor="batch",
         stop="scaling",
         tol=1e-3,
-        plan_scale="one",
-        score="softmax",
-        tau_region=2e-3,
         pixels="half",
         resize="bilinear",
     ),
