@@ -247,7 +247,7 @@ def _in_blocks(problem: Problem, block: Callable[[Problem, Tensor | None], Solut
     cost = problem.cost
     if cost.device.type != "cpu" or control.fixed:
         return block(problem, None)
-    size = max(1, CPU_BLOCK_BYTES // max(1, cost[0].numel() * cost.element_size()))
+    size = max(1, CPU_BLOCK_BYTES // (cost.shape[1] * cost.shape[2] * cost.element_size()))
     if size >= len(cost):
         return block(problem, None)
     plan = torch.empty_like(cost, memory_format=torch.contiguous_format)

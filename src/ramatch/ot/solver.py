@@ -106,9 +106,7 @@ def solve_batch(
         if not fixed_iter and M.device.type == "cpu" and len(problem.cost) and not torch.compiler.is_compiling():
             _check_values(problem)
         control = Control(max_iter, tol, 1 if stop == "scaling" else check_every, fixed_iter)
-        if M.dim() == 3 and M.shape[0] == 0:
-            found = _empty(problem)
-        elif stop == "scaling":
+        if stop == "scaling" and problem.cost.shape[0] > 0:
             found = solve_scaling(problem, control)
         else:
             domain = METHODS[method] if method != "auto" else _choose(problem, reg, cost_range, fixed_iter)
@@ -196,9 +194,3 @@ def _choose(problem: Problem, reg: float | Tensor, cost_range: float | None, fix
         return "log"
     spread = problem.cost.amax(2) - problem.cost.amin(2) if cost_range is None else cost_range
     return "exp" if bool((spread <= limit * problem.reg).all()) else "log"
-
-
-def _empty(problem: Problem) -> Solution:
-    none = problem.cost.new_zeros(0)
-    counts, flags = none.long(), none.bool()
-    return Solution(torch.empty_like(problem.cost), problem.a.clone(), problem.b.clone(), counts, none, flags)
