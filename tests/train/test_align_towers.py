@@ -18,7 +18,7 @@ from ramatch.errors import RamatchError
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.checkpoints.huggingface import TEXT
-from ramatch.modeling.checkpoints.loading import read_text, read_vision
+from ramatch.modeling.checkpoints.loading import read_tower
 from ramatch.modeling.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN
 from ramatch.train.align import AlignConfig, align
 from ramatch.train.assemble import join_towers
@@ -86,7 +86,7 @@ def test_vision_towers_equal_those_of_transformers(kind, towers, tmp_path):
     wanted = CLIP_MEAN if "clip" in kind else IMAGENET_MEAN if kind == "dinov2" else HALF
     assert joined.preprocess.mean == wanted
     (tmp_path / "seen" / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
-    assert read_vision(tmp_path / "seen").mean == (0.1, 0.2, 0.3)
+    assert read_tower(tmp_path / "seen", "vision").preprocess.mean == (0.1, 0.2, 0.3)
 
 
 @pytest.mark.parametrize("kind", READS)
@@ -139,9 +139,9 @@ def test_what_is_wrong_is_said(towers, tmp_path):
     assert "mpnet" not in TEXT
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "config.json").write_text(json.dumps({"model_type": "mpnet"}))
-    for read in (read_vision, read_text):
+    for part in ("vision", "text"):
         with pytest.raises(RamatchError, match="'mpnet' model"):
-            read(tmp_path / "odd")
+            read_tower(tmp_path / "odd", part)
     put(READS["distilbert"], tmp_path / "mute", towers[1])
     (tmp_path / "mute" / "tokenizer.json").unlink()
     with pytest.raises(RamatchError, match=r"mute has no tokenizer files; put tokenizer\.json beside"):

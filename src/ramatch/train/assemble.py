@@ -15,8 +15,7 @@ from ..errors import RamatchError
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.files import fill, read_tensors
 from ..modeling.checkpoints.folder import is_model_folder, load_adapters
-from ..modeling.checkpoints.loading import BUNDLED, read_text, read_vision
-from ..modeling.preprocess import Preprocess
+from ..modeling.checkpoints.loading import BUNDLED, read_tower
 from ..modeling.ram import RAM
 from .config import DataConfig, ModelConfig
 
@@ -35,12 +34,13 @@ def load_frozen(name: str, **options: object) -> Backbone:
 
 @torch.no_grad()
 def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: int, global_pool: str) -> Backbone:
-    """A vision tower and a text tower (folders or hub ids, see `read_vision`) → an unaligned `Backbone`, with fresh
+    """A vision tower and a text tower (folders or hub ids, see `read_tower`) → an unaligned `Backbone`, with fresh
     projections."""
-    v, t = read_vision(vision), read_text(text)
+    v, t = read_tower(vision, "vision"), read_tower(text, "text")
+    assert v.preprocess is not None
     if t.tokenizer is None:
         raise RamatchError(f"{t.name} has no tokenizer files; put tokenizer.json beside its weights")
-    preprocess, name = Preprocess((image_size, image_size), v.mean, v.std), f"{v.name}+{t.name}"
+    preprocess, name = replace(v.preprocess, size=(image_size, image_size)), f"{v.name}+{t.name}"
     model = Backbone(v.config, t.config, dim, preprocess, t.tokenizer, global_pool=global_pool, name=name)
     fill(model.vision, v.state, v.name)
     assert model.text is not None

@@ -2,15 +2,15 @@
 
 `load_backbone` understands, by what it finds: a Hugging Face CLIP, its vision tower alone, or a dual encoder of a
 DINOv2 and a BERT (`huggingface.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
-(`openai.py`), and what `save_backbone` wrote (`folder.py`). `read_vision` and `read_text` take the towers out of these,
-and the families of towers alone that `huggingface.py` lists.
+(`openai.py`), and what `save_backbone` wrote (`folder.py`). `read_tower` takes a tower out of these, and the families
+of towers alone that `huggingface.py` lists.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from ..preprocess import Preprocess
 from . import huggingface, openai
 from .files import download, read_config, read_preprocess, read_tensors, read_weights
 from .hashes import check_hashes
-from .huggingface import TEXT, VISION, Family, first_position
+from .huggingface import TEXT, VISION, first_position
 from .tokenizer import Tokenizer
 
 BUNDLED = ("ramatch-mini",)
@@ -91,49 +91,32 @@ def _folder(folder: Path, name: str) -> Backbone:
 # -------------------------------------------------------------------------------------------------------------- towers
 
 
-@dataclass(frozen=True)
-class Tower:
-    """Shape and weights under our names; a vision tower's mean and deviation of pixels, a text tower's tokenizer."""
+class Tower(NamedTuple):
+    """Shape and weights under our names; how a vision tower wants its pixels, a text tower's tokenizer."""
 
     name: str
     config: TowerConfig
     state: dict[str, Tensor]
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    preprocess: Preprocess | None = None
     tokenizer: Tokenizer | None = None
 
 
-def read_vision(name: str | Path) -> Tower:
-    """The vision tower of a folder, a hub id or a state-dict file."""
-    folder, raw, family = _family(name, "vision", VISION)
-    if family is None:
-        whole = load_backbone(name)
-        config, state, pre = whole.vision.config, dict(whole.vision.state_dict()), whole.preprocess
-    else:
-        config, state = family.shape(raw), family.read(read_weights(folder), folder.name)
-        pre = read_preprocess(folder, (config.image, config.image), family.pixels)
-    return Tower(folder.name, config, state, pre.mean, pre.std)
-
-
-def read_text(name: str | Path) -> Tower:
-    """The text tower of a folder, a hub id or a state-dict file."""
-    folder, raw, family = _family(name, "text", TEXT)
-    if family is None:
-        whole = load_backbone(name)
-        tower = whole.require_text("--text")
-        return Tower(folder.name, tower.config, dict(tower.state_dict()), tokenizer=whole.tokenizer)
-    config, state = family.shape(raw), family.read(read_weights(folder), folder.name)
-    state["positions"] = state["positions"][first_position(raw) :]
-    return Tower(folder.name, config, state, tokenizer=Tokenizer.from_folder(folder, min(config.context, LONGEST)))
-
-
-def _family(name: str | Path, part: str, families: dict[str, Family]) -> tuple[Path, dict[str, Any], Family | None]:
-    """Folder (or file), config, and the family of towers, None where only the whole model can be read."""
-    path = Path(name)
+def read_tower(name: str | Path, part: str) -> Tower:
+    """The "vision" or the "text" tower of a folder, a hub id or a state-dict file."""
+    path, (families, other) = Path(name), (VISION, "text") if part == "vision" else (TEXT, "vision")
     folder = path if path.exists() else download(str(name))
     raw = read_config(folder / "config.json") if (folder / "config.json").is_file() else {}
     kind = raw.get("model_type", "")
     if kind not in families and kind in VISION | TEXT:
-        other = "text" if part == "vision" else "vision"
         raise RamatchError(f"{folder.name} is a '{kind}' model, which has no {part} tower; give it as --{other}")
-    return folder, raw, families.get(kind)
+    if kind not in families:  # only the whole model can be read
+        whole = load_backbone(name)
+        tower = whole.vision if part == "vision" else whole.require_text("--text")
+        return Tower(folder.name, tower.config, dict(tower.state_dict()), whole.preprocess, whole.tokenizer)
+    family = families[kind]
+    config, state = family.shape(raw), family.read(read_weights(folder), folder.name)
+    if part == "vision":
+        preprocess = read_preprocess(folder, (config.image, config.image), family.pixels)
+        return Tower(folder.name, config, state, preprocess)
+    state["positions"] = state["positions"][first_position(raw) :]
+    return Tower(folder.name, config, state, tokenizer=Tokenizer.from_folder(folder, min(config.context, LONGEST)))
