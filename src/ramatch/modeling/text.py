@@ -126,7 +126,6 @@ class LabelSet(nn.Module):
         kept = self._kept
         found = {s: kept[s] for s in dict.fromkeys(sentences) if s in kept}
         fresh = [s for s in dict.fromkeys(sentences) if s not in found]
-        padded: Tensor | None = None
         for chunk in (fresh[i : i + CHUNK] for i in range(0, len(fresh), CHUNK)):
             # kept for good, so in full precision even when the first caller runs under autocast
             with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
@@ -134,15 +133,12 @@ class LabelSet(nn.Module):
                 counts = lengths.tolist()  # before the layers are queued: nothing to wait for
                 x = text.run(text.embed(ids), lengths, 0, self.start)
             found.update((s, (row, n)) for s, row, n in zip(chunk, x.unbind(), counts, strict=True))
-            if len(chunk) == len(sentences):  # a whole new list, in order: it is padded already
-                padded = x
-        if padded is None:
-            counts = [found[s][1] for s in sentences]
-            size = max(counts)
-            rows = [found[s][0][:size] for s in sentences]
-            alike = min(map(len, rows)) == size  # one copy for all
-            padded = torch.stack(rows) if alike else nn.utils.rnn.pad_sequence(rows, batch_first=True)
-            lengths = torch.tensor(counts, device=backbone.device)
+        counts = [found[s][1] for s in sentences]
+        size = max(counts)
+        rows = [found[s][0][:size] for s in sentences]
+        alike = min(map(len, rows)) == size  # one copy for all
+        padded = torch.stack(rows) if alike else nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths = torch.tensor(counts, device=backbone.device)
         self._kept = kept | found if len(kept) + len(fresh) <= KEEP else {}
         self._padded = (key, padded, lengths)
         return padded, lengths
