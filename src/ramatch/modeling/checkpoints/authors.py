@@ -166,7 +166,7 @@ def _notes(tensors: Mapping[str, Tensor], ram: RAM) -> list[str]:
         f"label prompts {c.prompt_tokens if c.prompts == 'deep' else 0} in {c.prompt_layers} layers, "
         f"mask kernel {c.mask_kernel}, temperatures {ram.tau_global.item():.6g} and {ram.tau_region.item():.6g}"
     ]
-    differing = [k for k, v in teacher.items() if k in student and not _same(v, student[k])]
+    differing = [k for k, v in teacher.items() if k in student and not torch.equal(v.float(), student[k].float())]
     if differing:
         notes.append(
             f"the teacher's '{TEACHER}{differing[0]}' ({len(differing)} tensors in all) differs from the student's "
@@ -179,7 +179,3 @@ def _notes(tensors: Mapping[str, Tensor], ram: RAM) -> list[str]:
     if extra:
         notes.append(f"{len(extra)} tensors have no place here and are left out: {', '.join(extra[:5])}")
     return notes
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.float(), b.float())
