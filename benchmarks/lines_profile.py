@@ -56,7 +56,8 @@ def kind_of(kernel: str) -> str:
 def line_profile(bench: Bench) -> Iterator[Row]:
     """Where the time of one test batch goes: parts by timing, kernels by the profiler."""
     ram, batch = random_ram(bench.size, "paper", bench.device, text=False), bench.batches[1]
-    engine, labels = GraphedRAM(fuse(ram, bench.half), batch_size=batch, graph=False), bench.vocabulary()
+    engine, labels = GraphedRAM(fuse(ram, bench.half), batch_size=batch), bench.vocabulary()
+    engine.recorder = None  # eager, so that the profiler sees every kernel by itself
     images, own = random_images(batch, bench.pixels, bench.device, 1)[0], engine.ram
     with torch.inference_mode():
         trunk = own.trunk(images)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from .errors import RamatchError
-from .settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Settings, Share, choices
+from .settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Settings, Share
 
 # The lists. A matcher or a loss is a function of that name in `modeling/matching.py` or `modeling/losses.py`; a test
 # compares those with these.
@@ -100,8 +100,6 @@ class RAMConfig(Settings):
             if template.count("{}") != 1:
                 raise RamatchError(f"template '{template}' must contain {{}} exactly once, where the label goes")
 
-
-CHOICES = choices(RAMConfig)
 
 _OURS = RAMConfig(tss_init="zero", tss_input="after", tss_share=0.7, max_weight=0.75, region_share=0.6, best_share=0.5)
 _PAPER = RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3)

@@ -162,12 +162,6 @@ def dotted_names(cls: type) -> list[str]:
     return out
 
 
-def choices(cls: type) -> dict[str, tuple[str, ...]]:
-    """The names that each field with a choice may take."""
-    rules = {name: typing.get_args(kind)[1:] for name, kind in field_types(cls).items()}
-    return {name: rule.names for name, found in rules.items() for rule in found if isinstance(rule, OneOf)}
-
-
 def convert(value: Any, kind: Any, name: str) -> Any:
     """The value as its field's type ("5e-6", text to YAML, becomes a number), checked against bounds and choices."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)

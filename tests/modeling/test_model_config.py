@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from tiny_models import CHOICES
 
-from ramatch.config import CHOICES, PRESETS, RAMConfig, preset
+from ramatch.config import PRESETS, RAMConfig, preset
 from ramatch.errors import RamatchError
 
 PAPER, REFERENCE, OURS = PRESETS["paper"], PRESETS["reference"], PRESETS["ramatch"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
+from typing import get_args
 
 import torch
 from tokenizers import Tokenizer as Inner
@@ -14,11 +15,19 @@ from ramatch.modeling.backbone import Backbone, TowerConfig
 from ramatch.modeling.checkpoints.tokenizer import Tokenizer
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.modeling.ram import RAM
+from ramatch.settings import OneOf, field_types
 
 VOCAB = 80
 WORDS = (
     "A photo of a . cat dog red blue traffic light person riding bicycle small large very old kite in the rain".split()
 )
+# the names that each setting with a choice may take
+CHOICES = {
+    name: rule.names
+    for name, kind in field_types(RAMConfig).items()
+    for rule in get_args(kind)[1:]
+    if isinstance(rule, OneOf)
+}
 
 
 def word_tokenizer(context: int) -> Tokenizer:

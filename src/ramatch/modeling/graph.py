@@ -84,26 +84,18 @@ class GraphedRAM:
     Args:
         ram: a trained model; `fuse` makes a faster copy.
         batch_size: most images at once; more are taken in turns, fewer in the next power of two.
-        graph: use CUDA graphs (on CUDA). If recording fails the engine warns once and goes on without; see `why_eager`.
         best: also give each label's best region (a calibrator looks at it).
         patience: runs of a batch size without a graph before one is recorded, which takes as long as a few dozen runs.
+            If recording fails the engine warns once and goes on without; see `why_eager`.
     """
 
-    def __init__(
-        self,
-        ram: RAM,
-        *,
-        batch_size: int = 32,
-        graph: bool = True,
-        best: bool = False,
-        patience: int = 0,
-    ) -> None:
+    def __init__(self, ram: RAM, *, batch_size: int = 32, best: bool = False, patience: int = 0) -> None:
         if batch_size < 1:
             raise RamatchError("GraphedRAM: batch_size must be at least 1")
         self.ram, self.device, self.batch_size = ram, ram.backbone.device, batch_size
         self.best, self.patience = best, patience
-        self.why_eager: str | None = None if graph else "graphs are switched off"
-        self.recorder = Recorder(self.device) if graph and self.device.type == "cuda" else None
+        self.why_eager: str | None = None
+        self.recorder = Recorder(self.device) if self.device.type == "cuda" else None
         self._static: Labels | None = None  # where graphs read labels
         self._placed: Labels | None = None  # whose numbers are there
         self._slots: dict[tuple[int, int, int], _Slot] = {}
