@@ -54,6 +54,7 @@ class Answers:
         return (self.images[rows] @ self.texts[captions].T).float()
 
 
+@torch.no_grad()
 def ask(
     names: Sequence[str],
     images: Tensor,
@@ -65,33 +66,16 @@ def ask(
     beta: float,
 ) -> Answers:
     """Ask aligned backbones (folders of `ramatch align`) about uint8 images (n, 3, h, w), one after the other."""
-    found = [_answers(name, images, captions, concepts, device, dtype, beta) for name in names]
-    share = 1 / len(found)
-    tags = sum(one.tags.float() * share for one in found)
-    assert isinstance(tags, Tensor)
-    sides = zip(*((one.images, one.texts) for one in found), strict=True)
-    return Answers(tags.to(found[0].tags.dtype), *(torch.cat(side, 1) * share**0.5 for side in sides))
+    kept, share = torch.float16 if dtype != torch.float32 else dtype, 1 / len(names)
+    words = [text for words in concepts for text in (words[0], plural(words[0]))]
 
-
-@torch.no_grad()
-def _answers(
-    name: str,
-    images: Tensor,
-    captions: Sequence[str],
-    concepts: Sequence[Sequence[str]],
-    device: torch.device,
-    dtype: torch.dtype,
-    beta: float,
-) -> Answers:
-    teacher = load_frozen(name).to(device)
-    if teacher.text is None:
-        raise RamatchError(f"teacher '{name}' has no text tower; a backbone that `ramatch align` wrote has one")
-    report = Path(name).expanduser() / "alignment.json"
-    made = read_json(report)["settings"] if report.is_file() else {}
-    ladder = plain_regions(teacher, made.get("saa_layers", 0))
-    kept = torch.float16 if dtype != torch.float32 else dtype
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-        words = [text for words in concepts for text in (words[0], plural(words[0]))]
+    def answers(name: str) -> Answers:  # a teacher is gone before the next one is loaded
+        teacher = load_frozen(name).to(device)
+        if teacher.text is None:
+            raise RamatchError(f"teacher '{name}' has no text tower; a backbone that `ramatch align` wrote has one")
+        report = Path(name).expanduser() / "alignment.json"
+        made = read_json(report)["settings"] if report.is_file() else {}
+        ladder = plain_regions(teacher, made.get("saa_layers", 0))
         tags = F.normalize(_read(teacher, words).unflatten(0, (-1, 2)).mean(1), dim=-1)
         whole, cosines = [], []
         for chunk in images.split(BATCH):
@@ -101,6 +85,13 @@ def _answers(
             whole.append(image.to(kept))
             cosines.append(((image @ tags.T + smooth_max(regions @ tags.T, beta)) / 2).to(kept))
         return Answers(torch.cat(cosines), torch.cat(whole), _read(teacher, captions).to(kept))
+
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        found = [answers(name) for name in names]
+    tags = sum(one.tags.float() * share for one in found)
+    assert isinstance(tags, Tensor)
+    sides = zip(*((one.images, one.texts) for one in found), strict=True)
+    return Answers(tags.to(kept), *(torch.cat(side, 1) * share**0.5 for side in sides))
 
 
 def _read(teacher: Backbone, texts: Sequence[str]) -> Tensor:
