@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -83,20 +82,7 @@ def pick_device(name: str | None, local_rank: int | None = None) -> torch.device
 def gather(tensor: Tensor) -> tuple[Tensor, int]:
     """All processes' tensors (same shape) joined along the first axis, and how many there are; gradients flow back to
     each, so that a loss over the global batch can be computed everywhere (see `losses.mmc`)."""
-    return _Gather.apply(tensor), dist.get_world_size()
+    from torch.distributed.nn.functional import all_gather  # here, because some builds of torch have none
 
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, tensor.contiguous())
-        ctx.rows = len(tensor)
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].contiguous()
-        dist.all_reduce(total)  # every process's loss depends on every process's part
-        start = dist.get_rank() * ctx.rows
-        return total[start : start + ctx.rows]
+    parts = all_gather(tensor.contiguous())
+    return torch.cat(parts), len(parts)
