@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from ramatch.errors import RamatchError
 from ramatch.evaluation import Calibrator, reliability
 from ramatch.evaluation.calibration import Evidence, Words
-from ramatch.evaluation.reliability import calibration_table
+from ramatch.evaluation.reliability import calibration_report, calibration_table
 
 
 def make(n=800, labels=20, weights=(9.0, 5.0, 0.0), bias=-4.0, spread=0.0, seed=0):
@@ -106,7 +106,8 @@ def test_carries_over_to_labels_held_out():
     x, t, _, _ = make(n=700, labels=60, spread=0.8, seed=4)
     seen = torch.arange(60) < 40
     calibrator = Calibrator.fit(x[:400, seen], t[:400, seen])
-    report = calibrator.report(x[400:], t[400:], seen)
+    x, t = x[400:], t[400:]
+    report = calibration_report(x[..., 0].clamp(0, 1), calibrator(x), t, seen=seen, threshold=calibrator.threshold)
     assert report["labels"] == {"all": 60, "seen": 40, "unseen": 20}
     assert report["after"]["unseen"]["ECE"] < 0.06 < report["before"]["unseen"]["ECE"]
     assert report["after"]["unseen"]["F1@0.5"] > report["before"]["unseen"]["F1@0.5"]
@@ -180,7 +181,8 @@ def test_degenerate_data_gives_probabilities(case, doubt):
         assert calibrator(x, w).mean().item() == pytest.approx(t.double().mean().item(), abs=0.02)
     if case == "separable":
         assert ((calibrator(x, w) > calibrator.threshold) == t).double().mean() > 0.9
-    json.dumps(calibrator.report(x, t, words=w), allow_nan=False)
+    report = calibration_report(x[..., 0].clamp(0, 1), calibrator(x, w), t, threshold=calibrator.threshold)
+    json.dumps(report, allow_nan=False)
 
 
 def test_arrays_and_half_precision():
@@ -203,7 +205,7 @@ def test_arrays_and_half_precision():
         (lambda x, t: Calibrator.fit(x, t, names=["a"]), "1 feature names"),
         (lambda x, t: Calibrator.fit(x, t)(x[..., :2]), "3 features a pair, got 2"),
         (lambda x, t: Calibrator.fit(x, t, l2=-1), "l2"),
-        (lambda x, t: Calibrator.fit(x, t).report(x, t, [True]), "one flag per label"),
+        (lambda x, t: calibration_report(x[..., 0].clamp(0, 1), t, t, seen=[True]), "one flag per label"),
         (lambda x, t: Calibrator.from_dict({}), "are expected"),
         (lambda x, t: Calibrator.from_dict({"ramatch_calibrator": {}, "tensors": {}}), "missing"),
         (lambda x, t: Calibrator.fit(x, t.int() - 1), "0 or 1"),

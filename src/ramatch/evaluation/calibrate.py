@@ -24,7 +24,7 @@ from ..modeling.checkpoints.hashes import write_hashes
 from .calibration import Calibrator
 from .familiarity import known_words
 from .models import FEATURES, collect_scores, load_model, read_test, split_options
-from .reliability import calibration_table
+from .reliability import calibration_report, calibration_table
 
 HELD_OUT_SPLITS = ("val", "validation", "calibration", "dev")
 MENTIONED = 3  # images whose captions must have a word for it to be a label
@@ -132,7 +132,8 @@ def calibrate(
     notes.insert(0, f"fitted on {len(fit.keys):,} images and {len(fit.labels):,} labels")
     notes += [f"and on {len(e.targets):,} images and {e.targets.shape[1]:,} labels of other data" for e in evidence]
     before = np.clip(shown.features[..., :2].mean(-1), 0, 1)
-    report = calibrator.report(shown.features, shown.targets, seen, words=shown.words, before=before)
+    after = calibrator(shown.features, shown.words)
+    report = calibration_report(before, after, shown.targets, seen=seen, threshold=calibrator.threshold)
     target = folder / "calibration.json"
     files.write_json(target, calibrator.to_dict())
     if further.known is not None and ram.known is not None:

@@ -22,7 +22,7 @@ from torch.nn.functional import logsigmoid, softplus
 from ramatch.errors import RamatchError
 from ramatch.evaluation._logistic import fit_logistic, moments
 from ramatch.evaluation.metrics import Array
-from ramatch.evaluation.reliability import best_f1, calibration_report
+from ramatch.evaluation.reliability import best_f1
 from ramatch.modeling.types import Labels
 
 _TENSORS = ("weights", "bias", "mean", "scale")
@@ -149,23 +149,6 @@ class Calibrator:
     def _logits(self, x: Tensor) -> Tensor:
         slope = self.weights / self.scale
         return x @ slope.to(x) + (self.bias - slope @ self.mean).to(x)
-
-    def report(
-        self,
-        features: Array,
-        targets: Array,
-        seen: Array | None = None,
-        *,
-        words: Words | None = None,
-        before: Array | None = None,
-    ) -> dict[str, Any]:
-        """What calibration changes on held-out data, on all, `seen` (N,) bool, and unseen labels.
-
-        `before` (n, N) in [0, 1]: what was shown as probability without it; by default the first feature, clipped.
-        """
-        x, y = _check(features, targets)
-        old = x[..., 0].clamp(0, 1) if before is None else torch.as_tensor(before)
-        return calibration_report(old, self(x, words), y, seen=seen, threshold=self.threshold)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: a calibrator is a handful of numbers, worth being able to read."""
