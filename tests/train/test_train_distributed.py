@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_tiny import tiny_config, tiny_values
+from train_tiny import read_log, tiny_config, tiny_values
 
-from ramatch.train.folder import read_log
 from ramatch.train.run import train
 
 HERE = Path(__file__).parent

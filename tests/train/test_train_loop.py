@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_tiny import SEEN, UNSEEN, tiny_backbone, tiny_config
+from train_tiny import SEEN, UNSEEN, read_log, tiny_backbone, tiny_config
 
 from ramatch.data.splits import hold_out
 from ramatch.errors import RamatchError
@@ -16,7 +16,6 @@ from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.train import ImageCache, load_recipe
 from ramatch.train.assemble import read_data
 from ramatch.train.config import DataConfig, OptimConfig
-from ramatch.train.folder import read_log
 from ramatch.train.optim import build_optimizers, clip_together
 from ramatch.train.run import train
 

@@ -10,14 +10,14 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
-from train_tiny import tiny_backbone
+from train_tiny import read_log, tiny_backbone
 
 from ramatch.config import preset
 from ramatch.errors import RamatchError
 from ramatch.modeling.ram import RAM
 from ramatch.progress import Progress, clock
 from ramatch.train.config import OptimConfig
-from ramatch.train.folder import RunLog, read_log
+from ramatch.train.folder import RunLog
 from ramatch.train.optim import (
     EMA,
     build_optimizers,

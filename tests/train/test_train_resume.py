@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_tiny import tiny_config, tiny_values
+from train_tiny import read_log, tiny_config, tiny_values
 
 from ramatch.errors import RamatchError
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
-from ramatch.train.folder import RunFolder, read_log
+from ramatch.train.folder import RunFolder
 from ramatch.train.interrupt import Interrupted
 from ramatch.train.run import train
 

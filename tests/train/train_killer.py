@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from train_tiny import TIMES, read_log
 
 from ramatch import files
 from ramatch.train import checkpoint
 from ramatch.train.config import TrainConfig
-from ramatch.train.folder import TIMES, read_log
 from ramatch.train.run import train
 
 

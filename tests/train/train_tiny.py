@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ COLOURS = {
 }
 SEEN, UNSEEN = tuple(COLOURS)[:4], tuple(COLOURS)[4:]
 SIDE, PATCH = 32, 8
+TIMES = ("time", "seconds", "images_per_s")  # fields that differ between two runs of the same thing
 
 
 def tiny_backbone(seed: int = 0) -> Backbone:
@@ -133,3 +135,12 @@ def tiny_world(root: Path) -> Path:
     squares(root / "data")
     save_backbone(tiny_backbone(), root / "backbone")
     return root
+
+
+def read_log(path: str | Path) -> list[dict[str, Any]]:
+    """Entries of a log; a last line cut by a crash is left out."""
+    entries = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            entries.append(json.loads(line))
+    return entries

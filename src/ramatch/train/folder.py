@@ -20,8 +20,6 @@ from ..errors import RamatchError
 from . import checkpoint
 from .config import TrainConfig, differences, dump_config
 
-TIMES = ("time", "seconds", "images_per_s")  # fields that differ between two runs of the same thing
-
 README = """A training run of ramatch.
 
 config.yaml       every setting; `ramatch train --recipe config.yaml output=ELSEWHERE` repeats the run
@@ -155,12 +153,3 @@ class RunLog:
         self.file.close()
         if self.board is not None:
             self.board.close()
-
-
-def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """Entries of a log; a last line cut by a crash is left out."""
-    entries = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            entries.append(json.loads(line))
-    return entries
