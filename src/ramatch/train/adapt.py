@@ -32,11 +32,11 @@ from .cached import Examples, fit_cached, ram_stem, recognize_cached
 from .config import CachedConfig, OptimConfig
 from .distributed import pick_device
 from .features import FeatureCache, Views, cache_features
-from .targets import Sources, Told, known_concepts
+from .targets import ConceptConfig, Sources, Told, known_concepts
 
 
 @dataclass(frozen=True)
-class AdaptConfig(CachedConfig):
+class AdaptConfig(ConceptConfig, CachedConfig):
     """Defaults made `ramatch-mini`; chosen on validation images and tags (docs/results.md)."""
 
     epochs: Count = 8
@@ -48,10 +48,6 @@ class AdaptConfig(CachedConfig):
     )
     loss: Annotated[str, OneOf(LOSSES)] = "sigmoid"
     focus: NotNegative = 1.0
-    max_tags: Count = 1500
-    min_images: Count = 12  # a tag must occur in the captions of so many
-    lexicon: str | None = "built-in"  # synonyms and parents of tags and labels, as in `align`
-    ignore_above: NotNegative = 0.6  # tags this close to a positive one are not called absent
     omitted: NotNegative = 1.0  # how often captions leave a tag out for each time they have it: see `leave_open`
     weights: Annotated[str, OneOf(WEIGHTS)] = "fp16"  # on disk
 
@@ -74,13 +70,7 @@ def broad_targets(backbone: Backbone, told: Told, config: AdaptConfig) -> BroadT
     def near(names: Sequence[str]) -> Tensor:
         return F.normalize(backbone.encode_text(names).float(), dim=-1)
 
-    mined: dict[str, Any] = {
-        "ignore_above": config.ignore_above,
-        "min_images": config.min_images,
-        "max_tags": config.max_tags,
-    }
-    lexicon = Lexicon.named(config.lexicon) or Lexicon({})
-    known = known_concepts(told, lexicon, near, silent=True, **mined)
+    known = known_concepts(told, Lexicon.named(config.lexicon), config, near, silent=True)
     sources = {name: i for i, name in enumerate(known.names)}
     for i, words in enumerate(known.texts):  # every synonym of a meaning is a name of its own
         for word in words:

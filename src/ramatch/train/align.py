@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..data.augment import mosaics
 from ..data.decode import decode_all
-from ..data.lexicon import Lexicon, all_words, phrasings
+from ..data.lexicon import Lexicon, all_words
 from ..data.sampler import ResumableSampler
 from ..errors import RamatchError
 from ..evaluation.retrieval import retrieval
@@ -40,19 +40,19 @@ from .config import LoopConfig, OptimConfig
 from .distributed import World, pick_device
 from .features import FeatureCache, Stem, Views, cache_features
 from .optim import Limit, Roles
-from .targets import Known, Sources, Told, known_concepts
+from .targets import ConceptConfig, Known, Sources, Told, known_concepts
 from .task import Batch, Task
 from .teachers import Answers, ask, look, plain_regions
+from .texts import Captions, Phrases, Texts, plain
 from .trainer import Trainer, seed_all
 
 Log = Callable[[dict[str, Any]], None]
 SHARPEST = 200.0  # largest 1 / temperature
-CAPTION_TOKENS, PHRASE_TOKENS = 32, 8  # what is longer is cut: every step has the same shapes
 MEANINGS, NEARNESS = 512, 10.0  # words compared with each other in a step, and how sharply
 
 
 @dataclass(frozen=True)
-class AlignConfig(LoopConfig):
+class AlignConfig(ConceptConfig, LoopConfig):
     """Defaults are the ones `ramatch-mini` was aligned with. The word embeddings stay frozen."""
 
     image_size: Count = 196
@@ -78,11 +78,7 @@ class AlignConfig(LoopConfig):
     # share of the negatives, the likeliest ones, left out after a quarter of training: captions omit much
     leave_out: Annotated[float, Bound(0, 0.5, below=True)] = 0.003
     max_tags: Count = 6000
-    min_images: Count = 5  # a tag must occur in the captions of this many images
-    # tags this close to a positive one (cosine of the untuned text tower) are no negatives
-    ignore_above: NotNegative = 0.6
-    # synonyms and parents of tags: the built-in table, a TSV's path, or none: tags as captions say them
-    lexicon: str | None = "built-in"
+    min_images: Count = 5
     name_share: Share = 0.4  # how often a concept is read by its plain name rather than in other words
     meaning_weight: NotNegative = 0.5  # of holding the words of the lexicon as near to each other as they were
     teachers: tuple[str, ...] = ()  # folders of backbones aligned before, to learn from as well
@@ -103,31 +99,37 @@ class AlignResult:
 
 
 class AlignTask(Task):
-    """What learns: last vision layers, text layers, projections, and a temperature for each of the four losses."""
+    """What learns: last vision layers, text layers, projections, and a temperature for each of the four losses.
 
-    def __init__(self, backbone: Backbone, config: AlignConfig, on_log: Log | None = None) -> None:
+    From uint8 images (n, 3, h, w) of any size, their captions and concepts; caches the frozen features and what
+    teachers answer."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: AlignConfig,
+        images: Tensor,
+        captions: Sequence[Sequence[str]],
+        known: Known,
+        *,
+        lexicon: Lexicon | None = None,
+        on_log: Log | None = None,
+    ) -> None:
         super().__init__()
         self.backbone, self.config, self.on_log = backbone, config, on_log
-        layers = len(backbone.vision.blocks)
+        device, layers = backbone.device, len(backbone.vision.blocks)
         self.start = layers - config.vision_layers
         if self.start < 0:
             raise RamatchError(f"vision_layers is {config.vision_layers}, but the vision tower has {layers} layers")
         self.ladder = plain_regions(backbone, config.saa_layers)
-        self.log_scales = nn.Parameter(torch.full((4,), math.log(20.0), device=backbone.device))
+        self.log_scales = nn.Parameter(torch.full((4,), math.log(20.0), device=device))
         for part in self.roles().values():
             for parameter in part:
                 parameter.requires_grad_(True)
-        self.answers: Answers | None = None
-        self.sums = torch.zeros(6 if config.teachers else 5, device=backbone.device)
+        self.sums = torch.zeros(6 if config.teachers else 5, device=device)
         self.log: list[dict[str, Any]] = []
-
-    def learn_from(
-        self, images: Tensor, captions: Sequence[Sequence[str]], known: Known, lexicon: Lexicon | None
-    ) -> None:
-        """uint8 images (n, 3, h, w) of any size, their captions and concepts; caches the frozen features and what
-        teachers answer."""
-        config, device, preprocess = self.config, self.backbone.device, self.backbone.preprocess
-        stem = Stem(self.look_below, preprocess, device, config.dtype(device))
+        stem = Stem(self.look_below, backbone.preprocess, device, config.dtype(device))
+        self.answers: Answers | None = None
         if config.teachers:
             sentences = [c for texts in captions for c in texts] or [""]
             asking: dict[str, Any] = {"device": device, "dtype": stem.dtype, "beta": config.beta}
@@ -136,14 +138,15 @@ class AlignTask(Task):
         self.mosaics: FeatureCache | None = None
         if config.mosaics:
             generator = torch.Generator().manual_seed(config.seed)
-            shown, sources = mosaics(images, len(images), preprocess.size, generator, device)
+            shown, sources = mosaics(images, len(images), backbone.preprocess.size, generator, device)
             self.mosaics = cache_features(stem, shown, Views(min(2, config.views)))
             self.sources = sources.to(device)
-        self.words = Words(self.backbone, captions, known, config)
+        self.targets, self.captions = known.targets.to(device), Captions(backbone, captions)
+        self.concepts = Phrases(backbone, known.texts, config.name_share)
         self.meanings: Phrases | None = None
         if config.meaning_weight and lexicon is not None:
-            self.meanings = Phrases(self.backbone, all_words(lexicon, known.texts), config.name_share)
-            self.meanings.remember(self.backbone)
+            self.meanings = Phrases(backbone, all_words(lexicon, known.texts), config.name_share)
+            self.before = plain(backbone, self.meanings.ids, self.meanings.lengths)
         self.sampler = ResumableSampler(len(images), config.seed, min(config.batch_size, len(images)))
         self.total = config.epochs * self.sampler.batches_per_epoch
 
@@ -174,21 +177,19 @@ class AlignTask(Task):
         """Unit global features (B, D) and unit regions (B, M, D) of cached images."""
         return look(self.backbone, self.ladder, cache.pick(view, rows), self.start)
 
-    def read(self, ids: Tensor, lengths: Tensor) -> Tensor:
+    def read(self, texts: Texts, rows: Tensor) -> Tensor:
         """Unit text features (N, D). cuDNN's attention takes several times as long for thousands of short texts."""
         b = self.backbone
-        assert b.text is not None
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            return F.normalize(b.project_text(b.text(ids, lengths)).float(), dim=-1)
+            pooled = b.require_text("aligning")(*texts.tokens(rows))
+            return F.normalize(b.project_text(pooled).float(), dim=-1)
 
-    @torch.no_grad()
-    def plain(self, names: Sequence[str]) -> Tensor:
-        """Unit features of names as the text tower has them: told apart before anything is learned."""
-        b = self.backbone
-        assert b.text is not None
-        ids, lengths = b.tokenize(names)
-        size = min(PHRASE_TOKENS, ids.shape[1])
-        return F.normalize(b.text(ids[:, :size], lengths.clamp(max=size)).float(), dim=-1)
+    def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Positive and negative concepts (B, C) of these images (B,), or of pictures that show several each (B, 4)."""
+        targets = self.targets[rows]
+        if rows.ndim == 1:
+            return targets == 1, targets == 0
+        return (targets == 1).any(1), (targets == 0).all(1)
 
     def batches(self) -> Iterable[Batch]:
         """(views, rows, whether the likeliest negatives are left out yet)."""
@@ -208,21 +209,18 @@ class AlignTask(Task):
     def _losses(self, view: Tensor, rows: Tensor, late: Tensor) -> Tensor:
         """Caption loss on global and regions, concept loss on global and regions, loss of meanings, and where there are
         teachers, of what they say: (5,) or (6,)."""
-        config, words, scales = self.config, self.words, self.log_scales.exp()
-        image, regions = self.look(self.cache, view, rows)
-        which = words.pick(rows)
-        captions, tags = self.read(*words.captions(which)), self.read(*words.concepts.pick())
-        told = [c * s for c, s in zip(_cosines(image, regions, captions, config.beta), scales[:2], strict=True)]
-        shown = [c * s for c, s in zip(_cosines(image, regions, tags, config.beta), scales[2:], strict=True)]
-        found = [caption_loss(logits, words.counts[rows] > 0) for logits in told]
-        found += self._tag_losses(shown, words.masks(rows), late)
+        config, scales = self.config, self.log_scales.exp()
+        seen, which = self.look(self.cache, view, rows), self.captions.pick(rows)
+        captions, tags = self.read(self.captions, which), self.read(self.concepts, self.concepts.pick())
+        told, shown = self._logits(seen, captions, scales[:2]), self._logits(seen, tags, scales[2:])
+        found = [caption_loss(logits, self.captions.counts[rows] > 0) for logits in told]
+        found += self._tag_losses(shown, self.masks(rows), late)
         count = round(config.mosaics * len(rows))
         if self.mosaics is not None and count:
             some = torch.randint(len(self.sources), (count,), device=rows.device)
             view = torch.randint(self.mosaics.views, (count,), device=rows.device)
-            cosines = _cosines(*self.look(self.mosaics, view, some), tags, config.beta)
-            logits = [c * s for c, s in zip(cosines, scales[2:], strict=True)]
-            more = self._tag_losses(logits, words.masks(self.sources[some]), late)
+            logits = self._logits(self.look(self.mosaics, view, some), tags, scales[2:])
+            more = self._tag_losses(logits, self.masks(self.sources[some]), late)
             found[2:] = [a + config.mosaics * b for a, b in zip(found[2:], more, strict=True)]
         found.append(torch.zeros_like(found[0]) if self.meanings is None else self._meaning_loss(self.meanings))
         if self.answers is not None:
@@ -231,6 +229,12 @@ class AlignTask(Task):
             taught = map(self._teacher_loss, (told, shown), self.log_scales.view(2, 2), wanted, across)
             found.append(torch.stack(list(taught)).sum())
         return torch.stack(found)
+
+    def _logits(self, seen: tuple[Tensor, Tensor], texts: Tensor, scales: Tensor) -> list[Tensor]:
+        """Of texts (N, D) with global features (B, D) and, pooled, with regions (B, M, D); (B, N) each. Cosines of
+        single regions are the largest tensor of the step, in bf16 under autocast."""
+        image, regions = seen
+        return [image @ texts.T * scales[0], smooth_max(regions @ texts.T, self.config.beta) * scales[1]]
 
     @staticmethod
     def _teacher_loss(found: list[Tensor], log_scales: Tensor, wanted: Tensor, across: float) -> Tensor:
@@ -246,9 +250,9 @@ class AlignTask(Task):
         """Two wordings of each of some meanings: each should find the other, and otherwise what the text tower found
         near it before it was tuned."""
         rows = torch.randint(len(meanings.first), (MEANINGS,), device=meanings.first.device)
-        (one, other), (old, older) = zip(*(meanings.pick_known(rows) for _ in range(2)), strict=True)
-        wanted = (old @ older.T).fill_diagonal_(1.0) * NEARNESS
-        logits = self.read(*one) @ self.read(*other).T * (2 * NEARNESS)
+        one, other = meanings.pick(rows), meanings.pick(rows)
+        wanted = (self.before[one] @ self.before[other].T).fill_diagonal_(1.0) * NEARNESS
+        logits = self.read(meanings, one) @ self.read(meanings, other).T * (2 * NEARNESS)
         return _divergence(logits, wanted)
 
     def _tag_losses(self, found: list[Tensor], masks: tuple[Tensor, Tensor], late: Tensor) -> list[Tensor]:
@@ -273,77 +277,6 @@ class AlignTask(Task):
             self.on_log(entry)
 
 
-class Phrases:
-    """Wordings of meanings, tokenized on the device: a random one of each can be had without asking the host."""
-
-    def __init__(self, backbone: Backbone, meanings: Sequence[Sequence[str]], name_share: float) -> None:
-        texts = [phrasings(words) for words in meanings]
-        counts = torch.tensor([len(t) for t in texts], dtype=torch.long)
-        ids, lengths = backbone.tokenize([text for t in texts for text in t])
-        size = min(PHRASE_TOKENS, ids.shape[1])
-        first = (counts.cumsum(0) - counts).to(ids.device)
-        fits = lengths <= size
-        fits[first] = True  # a name is cut rather than left out
-        meaning = torch.repeat_interleave(torch.arange(len(texts)), counts).to(ids.device)[fits]
-        self.ids, self.lengths, self.name_share = ids[fits, :size], lengths[fits].clamp(max=size), name_share
-        self.counts = torch.bincount(meaning, minlength=len(texts))
-        self.first = self.counts.cumsum(0) - self.counts
-
-    def _rows(self, meanings: Tensor | None = None) -> Tensor:
-        first, counts = self.first, self.counts
-        if meanings is not None:
-            first, counts = first[meanings], counts[meanings]
-        chance = torch.rand(2, len(first), device=first.device)
-        return first + torch.where(chance[0] < self.name_share, 0, (chance[1] * counts).long())
-
-    def pick(self) -> tuple[Tensor, Tensor]:
-        """Token ids (C, T) and lengths (C,) of one wording of every meaning."""
-        rows = self._rows()
-        return self.ids[rows], self.lengths[rows]
-
-    def pick_known(self, meanings: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Of some meanings, and what `remember` kept of those wordings."""
-        rows = self._rows(meanings)
-        return (self.ids[rows], self.lengths[rows]), self.known[rows]
-
-    @torch.no_grad()
-    def remember(self, backbone: Backbone) -> None:
-        """Keep the text tower's unit features of every wording as they are now."""
-        assert backbone.text is not None
-        parts = zip(self.ids.split(8192), self.lengths.split(8192), strict=True)
-        self.known = torch.cat([F.normalize(backbone.text(i, n).float(), dim=-1) for i, n in parts])
-
-
-class Words:
-    """Captions and concepts on the device."""
-
-    def __init__(
-        self, backbone: Backbone, captions: Sequence[Sequence[str]], known: Known, config: AlignConfig
-    ) -> None:
-        device = backbone.device
-        ids, lengths = backbone.tokenize([c for texts in captions for c in texts] or [""])
-        self.ids, self.lengths = ids[:, :CAPTION_TOKENS], lengths.clamp(max=CAPTION_TOKENS)
-        self.counts = torch.tensor([len(texts) for texts in captions], device=device)
-        self.first = (self.counts.cumsum(0) - self.counts).clamp(max=len(ids) - 1)  # images without one get any
-        self.targets = known.targets.to(device)
-        self.concepts = Phrases(backbone, known.texts, config.name_share)
-
-    def pick(self, rows: Tensor) -> Tensor:
-        """One random caption for each image of `rows`, by its number."""
-        return self.first[rows] + (torch.rand(len(rows), device=rows.device) * self.counts[rows]).long()
-
-    def captions(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids (B, T) and lengths (B,) of captions."""
-        return self.ids[which], self.lengths[which]
-
-    def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Positive and negative concepts (B, C) of these images (B,), or of pictures that show several each (B, 4)."""
-        targets = self.targets[rows]
-        if rows.ndim == 1:
-            return targets == 1, targets == 0
-        return (targets == 1).any(1), (targets == 0).all(1)
-
-
 def caption_loss(logits: Tensor, captioned: Tensor) -> Tensor:
     """InfoNCE both ways of images with captions (B, B). Images without one (B,) are for captions to be told from."""
     same = torch.arange(len(logits), device=logits.device)
@@ -355,12 +288,6 @@ def caption_loss(logits: Tensor, captioned: Tensor) -> Tensor:
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
     """Kullback-Leibler divergence of rows' softmax from another's, on average: both (B, N) logits."""
     return F.kl_div(logits.log_softmax(-1), wanted.log_softmax(-1), reduction="batchmean", log_target=True)
-
-
-def _cosines(image: Tensor, regions: Tensor, texts: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Of texts (N, D) with global features (B, D) and, pooled, with regions (B, M, D); (B, N) each. Those of single
-    regions are the largest tensor of the step, in bf16 under autocast."""
-    return image @ texts.T, smooth_max(regions @ texts.T, beta)
 
 
 def contrast(
@@ -409,16 +336,11 @@ def align(
     joined = join_towers(vision, text, image_size=size, dim=dim, global_pool=pool).to(here.device)
     if config.final_size % (patch := joined.vision.config.patch):
         raise RamatchError(f"final_size {config.final_size} is not a multiple of the patch size {patch}")
-    task, lexicon = AlignTask(joined, config, on_log), Lexicon.named(config.lexicon)
-    mined: dict[str, Any] = {
-        "ignore_above": config.ignore_above,
-        "min_images": config.min_images,
-        "max_tags": config.max_tags,
-    }
-    known = known_concepts(told, lexicon or Lexicon({}), task.plain, silent=False, **mined)
+    lexicon = Lexicon.named(config.lexicon)
+    known = known_concepts(told, lexicon, config, lambda names: plain(joined, *joined.tokenize(names)), silent=False)
     if not known.texts and config.tag_weight:
         raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
-    task.learn_from(images, told.captions, known, lexicon)
+    task = AlignTask(joined, config, images, told.captions, known, lexicon=lexicon, on_log=on_log)
     began = time.perf_counter()
     trainer = Trainer(task, config, here, progress=progress)
     trainer.fit()

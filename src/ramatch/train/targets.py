@@ -21,8 +21,21 @@ from ..data.lexicon import Lexicon, concepts, unsettled
 from ..data.splits import find_data, hold_out, read_split
 from ..data.tags import mine_tags
 from ..errors import RamatchError
+from ..settings import Count, NotNegative, Settings
 
 Paths = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class ConceptConfig(Settings):
+    """Which concepts are made of what is said of images."""
+
+    max_tags: Count = 1500
+    min_images: Count = 12  # a tag must occur in the captions of so many
+    # tags this close to a positive one (cosine of the untuned text tower) are not called absent
+    ignore_above: NotNegative = 0.6
+    # synonyms and parents of tags: the built-in table, a TSV's path, or none: tags as captions say them
+    lexicon: str | None = "built-in"
 
 
 @dataclass(frozen=True)
@@ -63,21 +76,19 @@ class Known:
 
 def known_concepts(
     told: Told,
-    lexicon: Lexicon,
+    lexicon: Lexicon | None,
+    config: ConceptConfig,
     near: Callable[[Sequence[str]], Tensor],
     *,
-    ignore_above: float,
-    min_images: int,
-    max_tags: int,
     silent: bool,
 ) -> Known:
     """What sentences and labels tell of each image.
 
     near: unit text features (N, D) of names; what lies closer than `ignore_above` to something said is not called
     absent. silent: that sentences leave out a label says nothing."""
-    sentences, labels = told.sentences, told.labels
+    sentences, labels, lexicon = told.sentences, told.labels, lexicon or Lexicon({})
     spoken = torch.tensor([i for i, texts in enumerate(sentences) if texts], dtype=torch.long)
-    tags = mine_tags([sentences[i] for i in spoken], min_images=min_images, max_tags=max_tags)
+    tags = mine_tags([sentences[i] for i in spoken], min_images=config.min_images, max_tags=config.max_tags)
     found = concepts(tags, lexicon)
     column, texts = _columns(labels.classes, found.names, lexicon)
     present, said, known = torch.zeros(3, len(sentences), len(texts), dtype=torch.bool)
@@ -97,7 +108,7 @@ def known_concepts(
             higher = [column[n] for n in lexicon.above(lexicon.find(name)) if n in column]
             present[annotated[:, None], torch.tensor(higher, dtype=torch.long)] |= truth[:, [i]]
     plain = near([words[0] for words in texts])
-    close, below = plain @ plain.T > ignore_above, _below(column, lexicon).to(plain.device)
+    close, below = plain @ plain.T > config.ignore_above, _below(column, lexicon).to(plain.device)
     parts = zip(said.split(4096), present.split(4096), strict=True)
     open_ = torch.cat([unsettled(s.to(plain.device), p.to(plain.device), close, below).cpu() for s, p in parts])
     targets = torch.where(present, 1, torch.where(certain | (known & ~open_), 0, -1)).to(torch.int8)
