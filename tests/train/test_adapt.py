@@ -23,7 +23,7 @@ from ramatch.errors import RamatchError
 from ramatch.modeling.checkpoints.folder import save_backbone
 from ramatch.modeling.ram import RAM
 from ramatch.train.adapt import AdaptConfig, BroadTargets, adapt_folder, broad_targets, leave_open
-from ramatch.train.cached import Examples, collect_cached, fit_cached, ram_stem
+from ramatch.train.cached import CachedTask, collect_cached, fit_cached, ram_stem
 from ramatch.train.config import CachedConfig
 from ramatch.train.features import FeatureCache, Views, cache_features
 from ramatch.train.targets import Labels, Sources, Told
@@ -159,7 +159,7 @@ def test_focus_adds_the_loss_of_the_annotated_labels():
         torch.manual_seed(0)
         ram = tiny_ram(matcher="average")  # others look at the targets before the loss does
         config = CachedConfig(epochs=1, batch_size=len(pixels), loss="sigmoid", focus=focus)
-        return fit_cached(ram, Examples(keep(ram, pixels), targets, LABELS, annotated), config)["loss"][0]
+        return fit_cached(CachedTask(ram, keep(ram, pixels), targets, LABELS, config, annotated))["loss"][0]
 
     alone = TARGETS.clone()
     alone[:, 1:] = -1

@@ -19,7 +19,7 @@ from ramatch.errors import RamatchError
 from ramatch.modeling.ram import RAM
 from ramatch.train import features as module
 from ramatch.train.adapt import AdaptConfig, settings_from
-from ramatch.train.cached import CachedTask, Examples, collect_cached, fit_cached, ram_stem
+from ramatch.train.cached import CachedTask, collect_cached, fit_cached, ram_stem
 from ramatch.train.config import CachedConfig
 from ramatch.train.features import FeatureCache, FeatureStore, Pictures, Views, cache_features
 
@@ -157,7 +157,7 @@ def test_fit_learns_and_repeats_itself():
         frozen = {n: p.clone() for n, p in ram.backbone.named_parameters()}
         kept = keep(ram, pixels, 2)
         first = ram.loss(ram(kept.pick(0, slice(None)), LABELS, targets), targets).item()
-        log = fit_cached(ram, Examples(kept, targets, LABELS), config.replace(seed=seed))
+        log = fit_cached(CachedTask(ram, kept, targets, LABELS, config.replace(seed=seed)))
         last = ram.loss(ram(kept.pick(0, slice(None)), LABELS, targets), targets).item()
         assert last < 0.8 * first
         assert log["loss"][-1] < first
@@ -179,7 +179,7 @@ def test_the_weights_end_as_their_average():
         trace: list[torch.Tensor] = []
         ram.register_forward_pre_hook(lambda *_: trace.append(torch.cat([t.flatten().clone() for t in learning])))
         config = fast(epochs=6, batch_size=4, optim__lr=1e-3, optim__ema_decay=ema)
-        fit_cached(ram, Examples(keep(ram, pixels), targets, LABELS), config)
+        fit_cached(CachedTask(ram, keep(ram, pixels), targets, LABELS, config))
         return [*trace, torch.cat([t.flatten() for t in learning])]
 
     start, *steps = run(0.0)
@@ -200,7 +200,7 @@ def test_temperatures_stay_positive():
     easy = (found == found.amax(-1, keepdim=True)).float()  # the sharper the better
     rates = {"optim__lr": 0.0, "optim__prompt_lr": 0.0, "optim__temperature_lr": 1.0}
     config = fast(epochs=2, batch_size=5, loss="sigmoid", **rates)
-    assert min(fit_cached(ram, Examples(kept, easy, LABELS), config)["tau"]) == pytest.approx(
+    assert min(fit_cached(CachedTask(ram, kept, easy, LABELS, config))["tau"]) == pytest.approx(
         0.05
     )  # a tenth of where it started
 
@@ -223,7 +223,7 @@ def test_settings_are_checked():
 
 def test_a_random_view_of_each_image_the_same_for_a_seed():
     ram, config = tiny_ram(), fast(batch_size=4)
-    task = CachedTask(ram, Examples(keep(ram, pictures(10), 3), torch.zeros(10, 4), LABELS), config)
+    task = CachedTask(ram, keep(ram, pictures(10), 3), torch.zeros(10, 4), LABELS, config)
     first = [torch.stack(batch) for batch in task.batches()]
     assert [b.shape for b in first] == [(2, 4)] * 2
     assert all(torch.equal(a, torch.stack(b)) for a, b in zip(first, task.batches(), strict=True))

@@ -131,10 +131,10 @@ def test_fewer_images_and_other_settings(
     monkeypatch.setitem(VARIANTS, "one", Variant("ramatch", SMALL, quick(9)))
     seen: list[tuple] = []
 
-    def spy(ram, examples, config):
-        cache = examples.cache
+    def spy(task):
+        cache, config = task.cache, task.config
         seen.append(((cache.views, len(cache)), config.epochs, config.batch_size, config.optim.lr))
-        return fit_cached(ram, examples, config)
+        return fit_cached(task)
 
     monkeypatch.setattr(module, "fit_cached", spy)
     whole = {p: len(read_test(tiny / "data", p).annotations) for p in ("zsl", "gzsl")}

@@ -28,7 +28,7 @@ from ..modeling.known import LEAST
 from ..modeling.ram import RAM
 from ..settings import Count, NotNegative, OneOf, dotted_names, parse_overrides
 from .assemble import load_frozen
-from .cached import Examples, fit_cached, ram_stem, recognize_cached
+from .cached import CachedTask, fit_cached, ram_stem, recognize_cached
 from .config import CachedConfig, OptimConfig
 from .distributed import pick_device
 from .features import FeatureCache, Views, cache_features
@@ -87,29 +87,11 @@ def leave_open(model: RAM, cache: FeatureCache, broad: BroadTargets, targets: Te
     share, found = model.config.region_share, recognize_cached(bare, cache, broad.names)
     likely = torch.cat([torch.lerp(o.image, o.best, share).half().cpu() for o in found])
     targets = targets.clone()
-    for tag, source in enumerate(broad.sources):
-        if tag != source:
-            targets[:, tag] = targets[:, source]
-        if tag != source or tag < broad.labels:
-            continue
+    for tag in sorted(set(broad.sources))[broad.labels :]:
         absent = (targets[:, tag] == 0).nonzero()[:, 0]
         count = min(int(omitted * (targets[:, tag] == 1).sum()), len(absent) // 2)
         targets[absent[likely[absent, tag].float().topk(count).indices], tag] = -1
-    return targets
-
-
-def adapt(
-    model: RAM, pixels: Tensor, broad: BroadTargets, config: AdaptConfig, *, progress: bool = False
-) -> dict[str, Any]:
-    """Train a model's adapters on uint8 images (n, 3, h, w) with broad targets."""
-    device, size = model.backbone.device, model.preprocess.size
-    pixels, targets = with_mosaics(pixels, broad.targets, config.mosaics, size, config.seed, device)
-    stem, views = ram_stem(model, config.dtype(device)), Views(config.views, seed=config.seed)
-    cache = cache_features(stem, pixels, views)
-    if config.omitted:
-        targets = leave_open(model, cache, broad, targets, config.omitted)
-    examples = Examples(cache, targets.float(), broad.names, broad.labels)
-    return fit_cached(model, examples, config, progress=progress)
+    return targets[:, list(broad.sources)]
 
 
 def adapt_folder(
@@ -134,8 +116,12 @@ def adapt_folder(
     broad = broad_targets(own, found.told, config)
     torch.manual_seed(config.seed)
     model = RAM(own, ram).to(own.device)
-    pixels = decode_all(found.records, model.preprocess, progress=progress)
-    log = adapt(model, pixels, broad, config, progress=progress)
+    pixels, size = decode_all(found.records, model.preprocess, progress=progress), model.preprocess.size
+    pixels, targets = with_mosaics(pixels, broad.targets, config.mosaics, size, config.seed, own.device)
+    cache = cache_features(ram_stem(model, config.dtype(own.device)), pixels, Views(config.views, seed=config.seed))
+    if config.omitted:
+        targets = leave_open(model, cache, broad, targets, config.omitted)
+    log = fit_cached(CachedTask(model, cache, targets.float(), broad.names, config, broad.labels), progress=progress)
     model.background = tuple(background)
     if len(broad.names) >= LEAST:
         model.known = known_words(model.eval(), broad.names)

@@ -11,7 +11,6 @@ cached."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -341,17 +340,13 @@ def align(
     if not known.texts and config.tag_weight:
         raise RamatchError(f"no tag occurs in {config.min_images} images; lower min_images or set tag_weight to 0")
     task = AlignTask(joined, config, images, told.captions, known, lexicon=lexicon, on_log=on_log)
-    began = time.perf_counter()
-    trainer = Trainer(task, config, here, progress=progress)
-    trainer.fit()
-    if trainer.ema is not None:
-        trainer.ema.apply()
+    seconds = Trainer(task, config, here, progress=progress).fit()
     backbone = task.backbone.requires_grad_(False)
     if config.final_size:
         set_image_size(backbone, config.final_size)
     scales = task.log_scales.detach()[2:] if config.tag_weight else task.log_scales.detach()[:2]
     backbone.logit_scale = float(scales.mean().exp())
-    return AlignResult(backbone.eval(), known.names, task.log, time.perf_counter() - began)
+    return AlignResult(backbone.eval(), known.names, task.log, seconds)
 
 
 def _check(images: Tensor, told: Told) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,30 +22,27 @@ def ram_stem(ram: RAM, dtype: torch.dtype = torch.float32) -> Stem:
     return Stem(lambda pixels: ram.region_set.stem(ram.backbone, pixels), ram.preprocess, ram.backbone.device, dtype)
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Cached images, their targets (n, N) (1 present, 0 absent, −1 not known) and the names of the N labels; the first
-    `annotated` of them are what `CachedConfig.focus` is for."""
-
-    cache: FeatureCache
-    targets: Tensor
-    labels: Sequence[str]
-    annotated: int = 0
-
-
 class CachedTask(RAMTask):
-    """RAM from a random view of each cached image."""
+    """RAM from a random view of each cached image, and targets (n, N) (1 present, 0 absent, −1 not known) of N labels;
+    the first `annotated` of them are what `CachedConfig.focus` is for."""
 
-    def __init__(self, ram: RAM, examples: Examples, config: CachedConfig) -> None:
-        super().__init__(ram, examples.labels, config.loss, config.dtype(ram.backbone.device))
-        self.cache, self.targets = examples.cache, examples.targets.to(ram.backbone.device)
-        self.annotated, self.focus = examples.annotated, config.focus if examples.annotated else 0.0
+    def __init__(
+        self,
+        ram: RAM,
+        cache: FeatureCache,
+        targets: Tensor,
+        labels: Sequence[str],
+        config: CachedConfig,
+        annotated: int = 0,
+    ) -> None:
+        super().__init__(ram, labels, config.loss, config.dtype(ram.backbone.device))
+        self.cache, self.targets = cache, targets.to(ram.backbone.device)
+        self.config, self.annotated, self.focus = config, annotated, config.focus if annotated else 0.0
         self.fixed = None
         if ram.label_set.mode == "none":  # nothing in the label set learns
             with torch.no_grad():
                 self.fixed = ram.encode_labels(self.labels)
-        count = len(self.cache)
-        self.sampler = ResumableSampler(count, config.seed, min(config.batch_size, count))
+        self.sampler = ResumableSampler(len(cache), config.seed, min(config.batch_size, len(cache)))
 
     def batches(self) -> Iterable[Batch]:
         return self.cache.batches(self.sampler)
@@ -67,15 +62,11 @@ class CachedTask(RAMTask):
         return super().constants(), self.fixed
 
 
-def fit_cached(ram: RAM, examples: Examples, config: CachedConfig, *, progress: bool = False) -> dict[str, Any]:
-    """Train the adapters on cached features. The weights end as their average if there is one."""
-    seed_all(config)
-    trainer = Trainer(CachedTask(ram, examples, config), config, World(ram.backbone.device), progress=progress)
-    began = time.perf_counter()
-    trainer.fit()
-    if trainer.ema is not None:
-        trainer.ema.apply()
-    seconds, tau = time.perf_counter() - began, [ram.tau_global.item(), ram.tau_region.item()]
+def fit_cached(task: CachedTask, *, progress: bool = False) -> dict[str, Any]:
+    """Train the adapters on cached features; what there is to say of it."""
+    seed_all(task.config)
+    trainer = Trainer(task, task.config, World(task.ram.backbone.device), progress=progress)
+    seconds, tau = trainer.fit(), [task.ram.tau_global.item(), task.ram.tau_region.item()]
     rate, losses = round(trainer.place.images / max(seconds, 1e-9)), [round(e["loss"], 4) for e in trainer.history]
     return {"seconds": round(seconds, 2), "images_per_second": rate, "loss": losses, "tau": tau}
 

@@ -21,7 +21,7 @@ from ..evaluation.metrics import at_k, mean_ap
 from ..evaluation.models import read_test
 from ..modeling.ram import RAM, Output
 from .assemble import load_frozen
-from .cached import Examples, collect_cached, fit_cached, ram_stem
+from .cached import CachedTask, collect_cached, fit_cached, ram_stem
 from .config import CachedConfig
 from .distributed import pick_device
 from .features import FeatureStore, Pictures, Views
@@ -146,7 +146,7 @@ class Bench:
         pictures, targets = self.pictures(self.train, ram, config.mosaics)
         stem = ram_stem(ram, config.dtype(device))
         cache = self.store.get("train", stem, pictures, Views(config.views))
-        log = fit_cached(ram, Examples(cache, targets, self.train.classes), config)
+        log = fit_cached(CachedTask(ram, cache, targets, self.train.classes, config))
         row: dict[str, Any] = {"seconds": log["seconds"], "scores": {}}
         for protocol, test in self.tests.items():
             shown, truth = self.pictures(test, ram)

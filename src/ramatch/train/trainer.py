@@ -76,8 +76,10 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------- the loop
 
-    def fit(self) -> None:
-        """All steps that are left."""
+    def fit(self) -> float:
+        """All steps that are left, and the seconds they took. Without a folder that keeps the best weights, they end as
+        their average if there is one."""
+        begun = time.perf_counter()
         if self.place.step == 0 and self.run is not None and self.run.eval.at_start:
             self._validate()
         self.line.start(self.place.images)
@@ -87,6 +89,9 @@ class Trainer:
             self._epoch()
         self.interrupt.patient = False
         self.line.clear()
+        if self.run is None and self.ema is not None:
+            self.ema.apply()
+        return time.perf_counter() - begun
 
     def _epoch(self) -> None:
         sampler, optim = self.task.sampler, self.config.optim
