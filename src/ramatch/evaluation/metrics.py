@@ -37,6 +37,10 @@ class PRF:
     def of(cls, precision: float, recall: float) -> PRF:
         return cls(float(precision), float(recall), harmonic_mean(precision, recall))
 
+    def named(self, suffix: str) -> dict[str, float]:
+        """As reports call them: P@3, R@3, F1@3."""
+        return {f"P{suffix}": self.precision, f"R{suffix}": self.recall, f"F1{suffix}": self.f1}
+
 
 def as_array(x: Array) -> np.ndarray:
     """numpy view where possible; half precision (unknown to numpy, or slow there) becomes fp32."""

@@ -111,8 +111,7 @@ def _at_ks(s: np.ndarray, t: np.ndarray, ks: Sequence[int]) -> dict[str, float]:
     best = {k: metrics.topk_mask(s, k) for k in ks}
     for suffix, rows in (("", slice(None)), ("_tagged", np.any(t, axis=1))):
         for k, predicted in best.items():
-            prf = metrics.micro(predicted[rows], t[rows])
-            values |= {f"P@{k}{suffix}": prf.precision, f"R@{k}{suffix}": prf.recall, f"F1@{k}{suffix}": prf.f1}
+            values |= metrics.micro(predicted[rows], t[rows]).named(f"@{k}{suffix}")
     return values
 
 

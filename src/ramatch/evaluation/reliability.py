@@ -149,7 +149,6 @@ def calibration_table(report: dict[str, Any], *, markdown: bool = False) -> str:
 
 
 def _numbers(p: np.ndarray, t: np.ndarray, threshold: float) -> dict[str, Any]:
-    at_half, at_chosen = (micro(p >= limit, t) for limit in (0.5, threshold))
     best_threshold, best = best_f1(p, t)
     return {
         "ECE": ece(p, t),
@@ -159,12 +158,8 @@ def _numbers(p: np.ndarray, t: np.ndarray, threshold: float) -> dict[str, Any]:
         "log_loss": log_loss(p, t),
         "base_rate": float(t.mean()) if t.size else 0.0,
         "mean_probability": float(p.mean()) if p.size else 0.0,
-        "P@0.5": at_half.precision,
-        "R@0.5": at_half.recall,
-        "F1@0.5": at_half.f1,
-        "P@threshold": at_chosen.precision,
-        "R@threshold": at_chosen.recall,
-        "F1@threshold": at_chosen.f1,
+        **micro(p >= 0.5, t).named("@0.5"),
+        **micro(p >= threshold, t).named("@threshold"),
         "best_F1": best,
         "best_threshold": best_threshold,
         "reliability": [asdict(row) for row in reliability_table(p, t)],
