@@ -21,7 +21,7 @@ from ramatch.train import features as module
 from ramatch.train.adapt import AdaptConfig, settings_from
 from ramatch.train.cached import CachedTask, collect_cached, fit_cached, ram_stem
 from ramatch.train.config import CachedConfig
-from ramatch.train.features import FeatureCache, FeatureStore, Pictures, Views, cache_features
+from ramatch.train.features import FeatureCache, FeatureStore, Views, cache_features
 
 ONE = Views()
 
@@ -101,16 +101,15 @@ def test_a_cache_is_made_anew_when_what_shaped_it_changes(monkeypatch: pytest.Mo
     """Not for settings further up, nor for other weights there."""
     made: list[int] = []
     monkeypatch.setattr(module, "cache_features", lambda *a: made.append(1) or cache_features(*a))
-    store, shown = FeatureStore(), Pictures(pictures())
+    store, shown = FeatureStore(), pictures()
 
-    def get(ram: RAM, shown: Pictures = shown, views: Views = ONE) -> int:
+    def get(ram: RAM, shown: torch.Tensor = shown, views: Views = ONE) -> int:
         made.clear()
         store.get("x", ram_stem(ram), shown, views)
         return len(made)
 
     assert get(tiny_ram()) == 1
     assert get(tiny_ram()) == get(tiny_ram(matcher="average", tau_region=0.5, prompts="none")) == 0
-    assert get(tiny_ram(), Pictures(shown.pixels.clone())) == 0
     for changes in (
         {"adapted_layers": 1},
         {"saa_layers": 1},
@@ -125,7 +124,7 @@ def test_a_cache_is_made_anew_when_what_shaped_it_changes(monkeypatch: pytest.Mo
     assert tiny_ram(resize="bilinear").preprocess.interpolation == "bilinear"
     assert get(tiny_ram(resize="bilinear")) == 1
     assert get(tiny_ram()) == 1
-    assert get(tiny_ram(), Pictures(shown.pixels.flip(-1))) == 1
+    assert get(tiny_ram(), shown.flip(-1)) == 1
     other = tiny_ram()
     with torch.no_grad():
         other.backbone.vision.blocks[0].fc1.weight.add_(0.01)

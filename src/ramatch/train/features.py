@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -101,30 +100,20 @@ def cache_features(stem: Stem, pixels: Tensor, views: Views) -> FeatureCache:
     return FeatureCache(replace(store, taps=(*store.taps, store.x[:, :, 1:])) if shared else store)
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """uint8 images (n, 3, h, w) that know their digest."""
-
-    pixels: Tensor
-
-    @cached_property
-    def digest(self) -> str:
-        return hashlib.blake2b(self.pixels.contiguous().numpy().data, digest_size=16).hexdigest()
-
-
 class FeatureStore:
-    """The last cache of each name, made anew when anything that shaped it changed: images, preprocessing, views, frozen
-    weights, settings of the stem. The last two show in what the stem makes of a probe: no list of them is needed."""
+    """The last cache of each name, made anew when anything that shaped it changed: images (another tensor), views,
+    preprocessing, frozen weights, settings of the stem. The last two show in what the stem makes of a probe: no list of
+    them is needed."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[str, FeatureCache]] = {}
+        self._held: dict[str, tuple[Tensor, object, FeatureCache]] = {}
 
-    def get(self, name: str, stem: Stem, pictures: Pictures, views: Views) -> FeatureCache:
-        key = f"{pictures.digest} {views} {stem.preprocess} {stem.dtype} {_probe(stem)}"
-        if name not in self._held or self._held[name][0] != key:
+    def get(self, name: str, stem: Stem, pixels: Tensor, views: Views) -> FeatureCache:
+        key = views, stem.preprocess, stem.dtype, _probe(stem)
+        if name not in self._held or self._held[name][0] is not pixels or self._held[name][1] != key:
             self._held.pop(name, None)  # before the next one is made: they take tens of gigabytes on a real set
-            self._held[name] = key, cache_features(stem, pictures.pixels, views)
-        return self._held[name][1]
+            self._held[name] = pixels, key, cache_features(stem, pixels, views)
+        return self._held[name][2]
 
 
 def _probe(stem: Stem) -> str:

@@ -24,7 +24,7 @@ from .assemble import load_frozen
 from .cached import CachedTask, collect_cached, fit_cached, ram_stem
 from .config import CachedConfig
 from .distributed import pick_device
-from .features import FeatureStore, Pictures, Views
+from .features import FeatureStore, Views
 
 
 @dataclass(frozen=True)
@@ -126,16 +126,15 @@ class Bench:
     def __init__(self, backbone: Any, train: Annotations, tests: dict[str, Annotations]) -> None:
         self.backbone, self.train, self.tests = backbone, train, tests
         self.store = FeatureStore()
-        self._pictures: dict[Any, tuple[Pictures, Tensor]] = {}
+        self._pictures: dict[Any, tuple[Tensor, Tensor]] = {}
 
-    def pictures(self, data: Annotations, ram: RAM, share: float = 0.0) -> tuple[Pictures, Tensor]:
+    def pictures(self, data: Annotations, ram: RAM, share: float = 0.0) -> tuple[Tensor, Tensor]:
         """Decoded images and their targets, with so many mosaics; the last of each set are kept."""
         size, key = ram.preprocess.size, (id(data), share, ram.preprocess.interpolation)
         if key not in self._pictures:
             self._pictures = {k: v for k, v in self._pictures.items() if k[0] != key[0]}
             pixels = decode_all(data.records, ram.preprocess)
-            pixels, targets = with_mosaics(pixels, data.targets(), share, size, device=self.backbone.device)
-            self._pictures[key] = Pictures(pixels), targets
+            self._pictures[key] = with_mosaics(pixels, data.targets(), share, size, device=self.backbone.device)
         return self._pictures[key]
 
     def measure(self, ram_config: RAMConfig, config: CachedConfig) -> dict[str, Any]:
