@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import RamatchError
@@ -33,15 +31,6 @@ class Interrupt:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Not patient inside."""
-        before, self.patient = self.patient, False
-        try:
-            yield
-        finally:
-            self.patient = before
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.pressed or not self.patient:

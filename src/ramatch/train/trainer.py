@@ -157,12 +157,15 @@ class Trainer:
             return
         step, metric, found = self.place.step, self.run.eval.metric, {}
         ways = {"plain": nullcontext()} | ({"ema": self.ema.applied()} if self.ema is not None and step else {})
-        with self.interrupt.at_once():
-            for weights, way in ways.items():
-                with way:
-                    if (report := self.task.evaluate()) is None:
-                        return
+        patient, self.interrupt.patient = self.interrupt.patient, False
+        for weights, way in ways.items():
+            with way:
+                report = self.task.evaluate()
+            if report is not None:
                 found[weights] = report
+        self.interrupt.patient = patient
+        if not found:
+            return
         for weights, report in found.items():
             self.log.write("eval", step=step, weights=weights, **report.values)
         if metric not in found["plain"].values:
