@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,6 @@ from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_backbone
 from ..modeling.kernels.ops import smooth_max
 from ..modeling.preprocess import Preprocess
-from ..modeling.ram import Streams
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
 from .assemble import join_towers, set_image_size
 from .config import LoopConfig, OptimConfig
@@ -117,17 +117,16 @@ class AlignTask(Task):
         super().__init__()
         self.backbone, self.config, self.on_log = backbone, config, on_log
         device, layers = backbone.device, len(backbone.vision.blocks)
-        self.start = layers - config.vision_layers
-        if self.start < 0:
+        if config.vision_layers > layers:
             raise RamatchError(f"vision_layers is {config.vision_layers}, but the vision tower has {layers} layers")
-        self.ladder = plain_regions(backbone, config.saa_layers)
+        self.ladder = plain_regions(backbone, config.saa_layers, config.vision_layers)
         self.log_scales = nn.Parameter(torch.full((4,), math.log(20.0), device=device))
         for part in self.roles().values():
             for parameter in part:
                 parameter.requires_grad_(True)
         self.sums = torch.zeros(6 if config.teachers else 5, device=device)
         self.log: list[dict[str, Any]] = []
-        stem = Stem(self.look_below, backbone.preprocess, device, config.dtype(device))
+        stem = Stem(partial(self.ladder.stem, backbone), backbone.preprocess, device, config.dtype(device))
         self.answers: Answers | None = None
         if config.teachers:
             sentences = [c for texts in captions for c in texts] or [""]
@@ -156,7 +155,7 @@ class AlignTask(Task):
         return {
             "adapters": [*b.visual_projection.parameters(), *b.text_projection.parameters()],
             "text": list(b.text.blocks.parameters()),
-            "vision": [*b.vision.blocks[self.start :].parameters(), *b.vision.norm.parameters()],
+            "vision": [*b.vision.blocks[self.ladder.first :].parameters(), *b.vision.norm.parameters()],
             "temperatures": [self.log_scales],
         }
 
@@ -165,16 +164,6 @@ class AlignTask(Task):
 
     def limits(self, floor: float) -> list[Limit]:
         return [(self.log_scales, None, math.log(SHARPEST))]
-
-    def look_below(self, pixels: Tensor) -> Streams:
-        """The layers that do not learn."""
-        b = self.backbone
-        state = Streams(b.vision.embed(pixels), b.vision.grid(*pixels.shape[-2:]))
-        return self.ladder.run_layers(b, state, range(self.start))
-
-    def look(self, cache: FeatureCache, view: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit global features (B, D) and unit regions (B, M, D) of cached images."""
-        return look(self.backbone, self.ladder, cache.pick(view, rows), self.start)
 
     def read(self, texts: Texts, rows: Tensor) -> Tensor:
         """Unit text features (N, D). cuDNN's attention takes several times as long for thousands of short texts."""
@@ -209,7 +198,8 @@ class AlignTask(Task):
         """Caption loss on global and regions, concept loss on global and regions, loss of meanings, and where there are
         teachers, of what they say: (5,) or (6,)."""
         config, scales = self.config, self.log_scales.exp()
-        seen, which = self.look(self.cache, view, rows), self.captions.pick(rows)
+        seen = look(self.backbone, self.ladder, self.cache.pick(view, rows))
+        which = self.captions.pick(rows)
         captions, tags = self.read(self.captions, which), self.read(self.concepts, self.concepts.pick())
         told, shown = self._logits(seen, captions, scales[:2]), self._logits(seen, tags, scales[2:])
         found = [caption_loss(logits, self.captions.counts[rows] > 0) for logits in told]
@@ -218,7 +208,8 @@ class AlignTask(Task):
         if self.mosaics is not None and count:
             some = torch.randint(len(self.sources), (count,), device=rows.device)
             view = torch.randint(self.mosaics.views, (count,), device=rows.device)
-            logits = self._logits(self.look(self.mosaics, view, some), tags, scales[2:])
+            fours = look(self.backbone, self.ladder, self.mosaics.pick(view, some))
+            logits = self._logits(fours, tags, scales[2:])
             more = self._tag_losses(logits, self.masks(self.sources[some]), late)
             found[2:] = [a + config.mosaics * b for a, b in zip(found[2:], more, strict=True)]
         found.append(torch.zeros_like(found[0]) if self.meanings is None else self._meaning_loss(self.meanings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .trainer import Trainer, seed_all
 
 def ram_stem(ram: RAM, dtype: torch.dtype = torch.float32) -> Stem:
     """What of RAM's pass no training changes."""
-    return Stem(lambda pixels: ram.region_set.stem(ram.backbone, pixels), ram.preprocess, ram.backbone.device, dtype)
+    return Stem(partial(ram.region_set.stem, ram.backbone), ram.preprocess, ram.backbone.device, dtype)
 
 
 class CachedTask(RAMTask):

@@ -26,15 +26,18 @@ from .assemble import load_frozen
 BATCH = 256  # images, and 16 times as many texts, looked at in one go
 
 
-def plain_regions(backbone: Backbone, saa_layers: int) -> RegionSet:
-    """The ladder without anything that learns: self-aware attention alone, or the tower's final patches (0)."""
+def plain_regions(backbone: Backbone, saa_layers: int, tuned: int = 0) -> RegionSet:
+    """The ladder without anything that learns: self-aware attention alone, or the tower's final patches (0). Its stem
+    ends before the last `tuned` layers."""
     shape = RAMConfig(tss=False, visual_prompts=0, adapted_layers=0, saa_layers=saa_layers)
-    return RegionSet(backbone, shape).requires_grad_(False)
+    ladder = RegionSet(backbone, shape).requires_grad_(False)
+    ladder.first -= tuned
+    return ladder
 
 
-def look(backbone: Backbone, ladder: RegionSet, state: Streams, start: int) -> tuple[Tensor, Tensor]:
-    """From the state before layer `start` to unit global features (B, D) and unit regions (B, M, D)."""
-    done = ladder.run_layers(backbone, state, range(start, len(backbone.vision.blocks)))
+def look(backbone: Backbone, ladder: RegionSet, state: Streams) -> tuple[Tensor, Tensor]:
+    """From what the ladder's stem makes of pixels to unit global features (B, D) and unit regions (B, M, D)."""
+    done = ladder.run_layers(backbone, state, range(ladder.first, len(backbone.vision.blocks)))
     image, patches = backbone.finish(done.x)
     regions = patches if done.base is None else backbone.project(done.local(1.0))
     return F.normalize(image.float(), dim=-1), F.normalize(regions.float(), dim=-1)
@@ -80,8 +83,7 @@ def ask(
         whole, cosines = [], []
         for chunk in images.split(BATCH):
             pixels = teacher.preprocess.normalize(resize_batch(chunk.to(device), teacher.preprocess.size))
-            state = Streams(teacher.vision.embed(pixels), teacher.vision.grid(*pixels.shape[-2:]))
-            image, regions = look(teacher, ladder, state, 0)
+            image, regions = look(teacher, ladder, ladder.stem(teacher, pixels))
             whole.append(image.to(kept))
             cosines.append(((image @ tags.T + smooth_max(regions @ tags.T, beta)) / 2).to(kept))
         return Answers(torch.cat(cosines), torch.cat(whole), _read(teacher, captions).to(kept))
