@@ -110,7 +110,7 @@ class Recognizer:
         for models that say it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
         `options`: `cache`, `fast` and `kinds`.
         """
-        device = _device(device)
+        device = pick_device(device)
         folder = bundled_model(str(name)) or Path(name).expanduser()
         if is_model_folder(folder / "model"):  # a training run
             folder = folder / "model"
@@ -321,12 +321,16 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.float().cpu().numpy()
 
 
-def _device(name: str | torch.device | None) -> torch.device:
+def pick_device(name: str | torch.device | None) -> torch.device:
     """The device asked for, or CUDA where there is one."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise RamatchError(f"there is no device '{name}'; use cpu, cuda, cuda:1, …") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
         raise RamatchError("device 'cuda' was asked for, but torch sees no CUDA GPU; use cpu")
-    return device
+    if (index := device.index or 0) >= torch.cuda.device_count():
+        raise RamatchError(f"there is no GPU {index}: torch sees {torch.cuda.device_count()}")
+    return torch.device("cuda", index)

@@ -26,11 +26,11 @@ from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_ram
 from ..modeling.known import LEAST
 from ..modeling.ram import RAM
+from ..recognizer import pick_device
 from ..settings import Count, NotNegative, OneOf, dotted_names, parse_overrides
 from .assemble import load_frozen
 from .cached import CachedTask, fit_cached, ram_stem, recognize_cached
 from .config import CachedConfig, OptimConfig
-from .distributed import pick_device
 from .features import FeatureCache, Views, cache_features
 from .targets import ConceptConfig, Sources, Told, known_concepts
 

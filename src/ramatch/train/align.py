@@ -33,10 +33,11 @@ from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.folder import save_backbone
 from ..modeling.kernels.ops import smooth_max
 from ..modeling.preprocess import Preprocess
+from ..recognizer import pick_device
 from ..settings import Bound, Count, Natural, NotNegative, OneOf, Positive, Share
 from .assemble import join_towers, set_image_size
 from .config import LoopConfig, OptimConfig
-from .distributed import World, pick_device
+from .distributed import World
 from .features import FeatureCache, Stem, Views, cache_features
 from .optim import Limit, Roles
 from .targets import ConceptConfig, Known, Sources, Told, known_concepts
@@ -320,7 +321,7 @@ def align(
     """Align two towers. images: uint8 (n, 3, H, W) of any size; told: what is said of each."""
     config = config or AlignConfig()
     _check(images, told)
-    here = World(pick_device(None if device is None else str(device)))
+    here = World(pick_device(device))
     seed_all(config)
     size, dim, pool = config.image_size, config.dim, config.global_pool
     joined = join_towers(vision, text, image_size=size, dim=dim, global_pool=pool).to(here.device)

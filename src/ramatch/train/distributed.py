@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RamatchError
+from ..recognizer import pick_device
 
 TIMEOUT = timedelta(hours=2)  # the leader evaluates while the others wait: the usual ten minutes could be too short
 
@@ -46,8 +46,9 @@ class World:
 def world(device: str | None = None) -> Iterator[World]:
     """The world that torchrun's environment describes, or a single process; left in order at the end."""
     size, rank, local = (int(os.environ.get(name, 0)) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
-    chosen = pick_device(device, local if size > 1 else None)
+    chosen = pick_device(device)
     if chosen.type == "cuda":
+        chosen = pick_device(f"cuda:{local}") if size > 1 else chosen
         torch.cuda.set_device(chosen)
     if size <= 1:
         yield World(chosen)
@@ -61,22 +62,6 @@ def world(device: str | None = None) -> Iterator[World]:
     finally:
         if own:
             dist.destroy_process_group()
-
-
-def pick_device(name: str | None, local_rank: int | None = None) -> torch.device:
-    """The device asked for, or CUDA where there is one."""
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise RamatchError(f"there is no device '{name}'; use cpu, cuda, cuda:1, …") from None
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise RamatchError("device 'cuda' was asked for, but torch sees no CUDA GPU; use device=cpu")
-        index = local_rank if local_rank is not None else device.index or 0
-        if index >= torch.cuda.device_count():
-            raise RamatchError(f"there is no GPU {index}: torch sees {torch.cuda.device_count()}")
-        return torch.device("cuda", index)
-    return device
 
 
 def gather(tensor: Tensor) -> tuple[Tensor, int]:

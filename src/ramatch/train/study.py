@@ -20,10 +20,10 @@ from ..errors import RamatchError
 from ..evaluation.metrics import at_k, mean_ap
 from ..evaluation.models import read_test
 from ..modeling.ram import RAM, Output
+from ..recognizer import pick_device
 from .assemble import load_frozen
 from .cached import CachedTask, collect_cached, fit_cached, ram_stem
 from .config import CachedConfig
-from .distributed import pick_device
 from .features import FeatureStore, Views
 
 
