@@ -18,7 +18,6 @@ from ..data.records import list_splits, read_annotations, read_classes
 from ..data.splits import find_data, hold_out, read_split
 from ..data.tags import mine_tags
 from ..errors import RamatchError
-from ..files import read_json
 from ..modeling.checkpoints.folder import is_model_folder, save_known
 from ..modeling.checkpoints.hashes import write_hashes
 from .calibration import Calibrator
@@ -134,13 +133,12 @@ def calibrate(
     before = np.clip(shown.features[..., :2].mean(-1), 0, 1)
     after = calibrator(shown.features, shown.words)
     report = calibration_report(before, after, shown.targets, seen=seen, threshold=calibrator.threshold)
-    target = folder / "calibration.json"
-    files.write_json(target, calibrator.to_dict())
+    files.write_json(folder / "calibration.json", calibrator.to_dict())
     if further.known is not None and ram.known is not None:
         save_known(ram.known, folder)
     files.write_json(folder / "calibration_report.json", {"notes": notes, **report})
     write_hashes(folder)
-    return CalibrationResult(calibrator, target, report, tuple(notes))
+    return CalibrationResult(calibrator, folder / "calibration.json", report, tuple(notes))
 
 
 def _held_out(
@@ -158,7 +156,7 @@ def _held_out(
         return chosen, [f"images: the {len(chosen):,} that were named"]
     record = folder.parent / "validation.json"
     if folder.name == "model" and record.is_file():
-        keys = set(read_json(record))
+        keys = set(files.read_json(record))
         rows = [i for i, r in enumerate(everything.records) if r.key in keys]
         if rows:
             return everything.subset(rows), [f"images: the {len(rows):,} that this model's run held out from training"]
