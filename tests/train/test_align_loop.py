@@ -295,6 +295,8 @@ def test_several_teachers_answer_with_their_mean(towers, tmp_path):
     asked: dict = {"device": torch.device("cpu"), "dtype": torch.float32, "beta": 20.0}
     alone = [ask([name], pixels, texts, concepts, **asked) for name in names]
     both = ask(names, pixels, texts, concepts, **asked)
+    rough = ask(names, pixels, texts, concepts, **asked | {"dtype": torch.bfloat16})
+    torch.testing.assert_close(rough.tags.float(), both.tags, atol=0.02, rtol=0.02)
     torch.testing.assert_close(both.tags, (alone[0].tags + alone[1].tags) / 2)
     rows, which = torch.tensor([3, 4]), torch.tensor([1, 0])
     mean = sum(one.of_captions(rows, which) for one in alone) / 2

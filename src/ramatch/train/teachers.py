@@ -79,17 +79,18 @@ def ask(
         report = Path(name).expanduser() / "alignment.json"
         made = read_json(report)["settings"] if report.is_file() else {}
         ladder = plain_regions(teacher, made.get("saa_layers", 0))
-        tags = F.normalize(_read(teacher, words).unflatten(0, (-1, 2)).mean(1), dim=-1)
-        whole, cosines = [], []
-        for chunk in images.split(BATCH):
-            pixels = teacher.preprocess.normalize(resize_batch(chunk.to(device), teacher.preprocess.size))
-            image, regions = look(teacher, ladder, ladder.stem(teacher, pixels))
-            whole.append(image.to(kept))
-            cosines.append(((image @ tags.T + smooth_max(regions @ tags.T, beta)) / 2).to(kept))
-        return Answers(torch.cat(cosines), torch.cat(whole), _read(teacher, captions).to(kept))
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            tags = F.normalize(_read(teacher, words).unflatten(0, (-1, 2)).mean(1), dim=-1)
+            whole, cosines = [], []
+            for chunk in images.split(BATCH):
+                pixels = teacher.preprocess.normalize(resize_batch(chunk.to(device), teacher.preprocess.size))
+                image, regions = look(teacher, ladder, ladder.stem(teacher, pixels))
+                whole.append(image.to(kept))
+                cosines.append(((image @ tags.T + smooth_max(regions @ tags.T, beta)) / 2).to(kept))
+            texts = _read(teacher, captions).to(kept)
+        return Answers(torch.cat(cosines), torch.cat(whole), texts)  # on CPUs autocast to bf16 joins no fp16
 
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-        found = [answers(name) for name in names]
+    found = [answers(name) for name in names]
     tags = sum(one.tags.float() * share for one in found)
     assert isinstance(tags, Tensor)
     sides = zip(*((one.images, one.texts) for one in found), strict=True)
