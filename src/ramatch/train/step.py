@@ -122,6 +122,7 @@ class TrainStep:
         self._rates = [(group, torch.full((), float(group["lr"]), device=device), None) for group in groups]
         kept = [dict(group) for group in groups]
         self._zero_grad()
+        torch.cuda.empty_cache()  # the graph has memory of its own: what eager steps took goes back to the device
         try:
             for group, rate, _ in self._rates:
                 group |= {"lr": rate} | ({"capturable": True} if "capturable" in group else {})
