@@ -25,10 +25,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     what = "bundled model, model folder, Hugging Face CLIP id, or state-dict file (default: %(default)s)"
     group.add_argument("--model", default="ramatch-mini", metavar="M", help=what)
-    group.add_argument("--backbone", metavar="B", help="where an adapter's backbone lies, if not where it says")
+    add_parts(group)
+
+
+def add_parts(parser: Any) -> None:
+    """Where a model's parts lie, and where it runs (see `model_options`)."""
+    parser.add_argument("--backbone", metavar="B", help="where an adapter's backbone lies, if not where it says")
     what = "safetensors with fixed label features (vision towers without a text tower)"
-    group.add_argument("--label-features", metavar="F", help=what)
-    add_device(group)
+    parser.add_argument("--label-features", metavar="F", help=what)
+    add_device(parser)
 
 
 def add_device(parser: Any) -> None:
@@ -84,7 +89,7 @@ def load_recognizer(arguments: argparse.Namespace, **options: Any) -> Recognizer
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `add_model` asked for beside the model, as `Recognizer.from_pretrained` takes it."""
+    """What `add_parts` asked for, as `Recognizer.from_pretrained` takes it."""
     return {name: getattr(arguments, name) for name in ("device", "label_features", "backbone")}
 
 

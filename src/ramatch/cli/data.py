@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..errors import RamatchError
+from ..files import write_json
+
 
 def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser("data", help="look at data, prepare benchmarks")
@@ -34,7 +37,6 @@ def add_verbs(verbs: Any) -> None:
 def run_check(arguments: argparse.Namespace) -> int:
     from ..data import read_classes
     from ..data.check import check
-    from ..files import write_json
 
     classes = read_classes(arguments.classes) if arguments.classes else None
     where = {"split": arguments.split, "images_root": arguments.images_root, "format": arguments.format}
@@ -47,7 +49,6 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     from ..data import BENCHMARKS, prepare
-    from ..errors import RamatchError
 
     if arguments.name is None:
         for name, benchmark in BENCHMARKS.items():

@@ -8,23 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..config import MAPS, PRECISIONS, PROTOCOLS, WEIGHTS
-from ._shared import add_device, add_matcher, add_model, count
+from ..assets import vocabulary, vocabulary_names
+from ..config import MAPS, PRECISIONS, PROTOCOLS, TEST_SETTINGS, WEIGHTS
+from ..errors import RamatchError
+from ..files import new_folder, write_json
+from ..labels import read_labels
+from ..settings import dotted_names, parse_overrides
+from ._shared import add_device, add_matcher, add_model, add_parts, count, model_options
 
 CHANGES = "name=value"
 
 
 def add_verbs(verbs: Any) -> None:
-    for add_verb in (
-        _add_train,
-        _add_eval,
-        _add_calibrate,
-        _add_align,
-        _add_adapt,
-        _add_import,
-        _add_convert,
-        _add_study,
-    ):
+    for add_verb in (_add_train, _add_eval, _add_calibrate, _add_align, _add_adapt, _add_folders, _add_study):
         add_verb(verbs)
 
 
@@ -51,11 +47,9 @@ def _add_eval(verbs: Any) -> None:
     about = "Print a table like the paper's."
     parser = verbs.add_parser("eval", help="measure a model on test data", description=about)
     add_model(parser)
+    _add_data(parser)
     add = parser.add_argument
-    add("--data", required=True, metavar="D", help="folder, annotation file or tar shards")
     add("--protocol", choices=PROTOCOLS, default="gzsl")
-    add("--split", metavar="S")
-    add("--images-root", metavar="DIR")
     add("--classes", metavar="F", help="labels, a text file")
     add("--seen", metavar="F", help="seen labels, a text file")
     add("--unseen", metavar="F", help="unseen labels, a text file")
@@ -63,7 +57,6 @@ def _add_eval(verbs: Any) -> None:
     add_matcher(parser)
     add("--precision", choices=PRECISIONS)
     add("--batch-size", type=count, default=64, metavar="N")
-    _add_workers(parser)
     add("--all-scores", action="store_true", help="also the parts: global feature alone, regions, best region")
     boxes = "pointing game and IoU against the data's boxes"
     add("--localise", "--localize", action="store_true", help=boxes)
@@ -76,13 +69,9 @@ def _add_eval(verbs: Any) -> None:
 
 def _add_calibrate(verbs: Any) -> None:
     parser = verbs.add_parser("calibrate", help="turn scores into probabilities, on held-out data")
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="model folder or run folder")
-    add("--data", required=True, metavar="D")
-    add("--split", metavar="S", help="which part to fit on (default: held-out images)")
-    add("--images-root", metavar="DIR")
-    add("--label-features", metavar="F")
-    add("--backbone", metavar="B", help="where the adapter's backbone lies, if not where it says")
+    parser.add_argument("model", metavar="MODEL", help="model folder or run folder")
+    _add_data(parser, split="which part to fit on (default: held-out images)")
+    add_parts(parser)
     add = parser.add_argument_group("labels unlike those of the data").add_argument
     what = "words that the model learned with (one per line): labels far from them are marked, and called improbable"
     add("--known", metavar="F", help=what)
@@ -91,8 +80,6 @@ def _add_calibrate(verbs: Any) -> None:
     add("--captions", action="append", metavar="C", default=[], help="the same, of tags of captions")
     what = "names of images (one per line): of data that has any of these, use nothing else"
     add("--only", action="append", metavar="F", default=[], help=what)
-    add_device(parser)
-    _add_workers(parser)
     parser.set_defaults(run=run_calibrate)
 
 
@@ -108,9 +95,7 @@ def _add_align(verbs: Any) -> None:
     add("--text", required=True, metavar="T", help="folder or hub id")
     _add_captions(parser)
     add("--data", metavar="D", help="also learn from labelled images: folder or annotation file")
-    add("--out", required=True, metavar="DIR")
     add("--test", metavar="N|F", help="hold out N images, or those a text file names, and report retrieval on them")
-    add_device(parser)
     settings = "settings of the alignment, e.g. epochs=10 optim.text_lr=1e-4"
     add("overrides", nargs="*", metavar=CHANGES, help=settings)
     parser.set_defaults(run=run_align)
@@ -129,7 +114,6 @@ def _add_adapt(verbs: Any) -> None:
     _add_captions(parser)
     add("--data", required=True, metavar="D", help="labelled images: folder or annotation file")
     add("--split", default="train", metavar="S", help="where the data has several (default: %(default)s)")
-    add("--out", required=True, metavar="DIR", help="new model folder")
     add("--preset", default="aligned", help="aligned, ramatch, paper or reference (default: %(default)s)")
     add("--views", type=count, metavar="N", help="of each image (default: 3)")
     add("--max-tags", type=count, metavar="N", help="default: 1500")
@@ -139,12 +123,11 @@ def _add_adapt(verbs: Any) -> None:
     background = "labels that always compete in matching: a bundled vocabulary or a text file"
     add("--background", metavar="V", help=background)
     add("--seed", type=int)
-    add_device(parser)
     add("overrides", nargs="*", metavar=CHANGES, help="of the training (epochs, optim.lr, …) and of RAM (tss, …)")
     parser.set_defaults(run=run_adapt)
 
 
-def _add_import(verbs: Any) -> None:
+def _add_folders(verbs: Any) -> None:
     parser = verbs.add_parser(
         "import-authors",
         help="turn a checkpoint of the authors' program into a ramatch model",
@@ -153,9 +136,6 @@ def _add_import(verbs: Any) -> None:
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("out", metavar="OUT", help="new model folder")
     parser.set_defaults(run=run_import)
-
-
-def _add_convert(verbs: Any) -> None:
     parser = verbs.add_parser(
         "convert",
         help="store a model's weights in fewer bits, or in more",
@@ -184,17 +164,25 @@ def _add_study(verbs: Any) -> None:
     parser.set_defaults(run=run_study)
 
 
-def _add_workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that decode images; 0: none")
+def _add_data(parser: argparse.ArgumentParser, split: str | None = None) -> None:
+    """Labelled images that a model is run on; `split` says what the option of that name is for."""
+    add = parser.add_argument
+    add("--data", required=True, metavar="D", help="folder, annotation file or tar shards")
+    add("--split", metavar="S", help=split)
+    add("--images-root", metavar="DIR")
+    add("--workers", type=int, default=2, metavar="N", help="processes that decode images; 0: none")
 
 
 def _add_captions(parser: argparse.ArgumentParser) -> None:
+    """What `align` and `adapt` take alike."""
     captions = "captions file or folder; may be repeated"
     parser.add_argument("--captions", required=True, action="append", metavar="C", help=captions)
     hints = "sentences that are no captions (questions, notes): only what they speak of is learned; may be repeated"
     parser.add_argument("--hints", action="append", metavar="F", help=hints)
     parser.add_argument("--images-root", action="append", metavar="DIR", help="where the images lie; may be repeated")
     parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
+    parser.add_argument("--out", required=True, metavar="DIR", help="new folder")
+    add_device(parser)
 
 
 def _numbers(text: str) -> list[int]:
@@ -208,6 +196,11 @@ def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those of the options that the user has named."""
+    return {name: value for name, value in _options(arguments, *names).items() if value is not None}
+
+
 def run_train(arguments: argparse.Namespace) -> int:
     from ..train import list_recipes, load_recipe, train
 
@@ -216,8 +209,8 @@ def run_train(arguments: argparse.Namespace) -> int:
             print(f"{name:15s} {line}")
         return 0
     names = {"data": "data.path", "model": "model.backbone", "label_features": "model.label_features", "out": "output"}
-    given = _options(arguments, *names, "device")
-    overrides = [f"{names.get(name, name)}={value}" for name, value in given.items() if value is not None]
+    given = _given(arguments, *names, "device")
+    overrides = [f"{names.get(name, name)}={value}" for name, value in given.items()]
     result = train(load_recipe(arguments.recipe, [*overrides, *arguments.overrides]), resume=arguments.resume or False)
     for name, report in result.reports.items():
         print(report.to_table(name=name))
@@ -226,18 +219,14 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
-    from ..config import TEST_SETTINGS
-    from ..errors import RamatchError
     from ..evaluation.models import RANKINGS, evaluate_all
-    from ..files import write_json
-    from ..settings import parse_overrides
 
     if arguments.localise:
         if arguments.settings:
             raise RamatchError(f"'{arguments.settings[0]}': settings are for scores; --localise takes --matcher")
         return _localise(arguments)
     chosen = _options(arguments, "split", "images_root", "classes", "seen", "unseen", "preset", "matcher", "precision")
-    chosen |= _options(arguments, "label_features", "backbone", "device", "batch_size", "workers")
+    chosen |= _options(arguments, "batch_size", "workers") | model_options(arguments)
     chosen["settings"] = parse_overrides(arguments.settings, TEST_SETTINGS)
     chosen |= {"scores": tuple(RANKINGS) if arguments.all_scores else ("model",), "progress": sys.stderr.isatty()}
     reports = evaluate_all(arguments.model, arguments.data, arguments.protocol, **chosen)
@@ -254,11 +243,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 def _localise(arguments: argparse.Namespace) -> int:
     from ..evaluation.localization import localize
-    from ..files import write_json
 
-    options = _options(
-        arguments, "split", "images_root", "label_features", "backbone", "device", "matcher", "batch_size"
-    )
+    options = _options(arguments, "split", "images_root", "matcher", "batch_size") | model_options(arguments)
     report = localize(arguments.model, arguments.data, kind=arguments.map, progress=sys.stderr.isatty(), **options)
     print(report.to_table())
     if arguments.json:
@@ -270,7 +256,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     from ..data import read_classes
     from ..evaluation.calibrate import Further, calibrate
 
-    options = _options(arguments, "split", "images_root", "label_features", "backbone", "device", "workers")
+    options = _options(arguments, "split", "images_root", "workers") | model_options(arguments)
     only = [name for file in arguments.only for name in read_classes(file)]
     further = Further(arguments.known, arguments.also, arguments.captions, only)
     options |= {"further": further, "progress": sys.stderr.isatty()}
@@ -302,14 +288,11 @@ def run_align(arguments: argparse.Namespace) -> int:
 
 
 def run_adapt(arguments: argparse.Namespace) -> int:
-    from ..assets import vocabulary, vocabulary_names
-    from ..labels import read_labels
     from ..train.adapt import adapt_folder, settings_from
     from ..train.targets import Sources
 
     config, ram = settings_from(arguments.overrides, arguments.preset)
-    named = _options(arguments, "views", "max_tags", "min_images", "omitted", "seed")
-    config = config.replace(**{name: value for name, value in named.items() if value is not None})
+    config = config.replace(**_given(arguments, "views", "max_tags", "min_images", "omitted", "seed"))
     background: list[str] = []
     if arguments.background is not None:
         bundled = arguments.background in vocabulary_names()
@@ -324,7 +307,6 @@ def run_adapt(arguments: argparse.Namespace) -> int:
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    from ..files import new_folder
     from ..modeling.checkpoints.authors import import_authors
 
     out = new_folder(arguments.out)
@@ -335,8 +317,6 @@ def run_import(arguments: argparse.Namespace) -> int:
 
 
 def run_study(arguments: argparse.Namespace) -> int:
-    from ..files import write_json
-    from ..settings import dotted_names, parse_overrides
     from ..train.config import CachedConfig
     from ..train.study import StudyData, study
 
