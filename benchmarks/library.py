@@ -26,8 +26,7 @@ from ramatch import Recognizer, read_annotations
 from ramatch.evaluation.metrics import mean_ap
 from ramatch.library import Library
 from ramatch.library.features import encode_words
-from ramatch.library.query import Query
-from ramatch.library.ranking import CANDIDATES, rank
+from ramatch.library.search import CANDIDATES, Query, rank
 from ramatch.library.store import transaction
 from ramatch.library.vectors import quantize
 

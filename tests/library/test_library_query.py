@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramatch.errors import RamatchError
-from ramatch.library.query import Query, parse_query
+from ramatch.library.search import Query, parse_query
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from ramatch.errors import RamatchError
 from ramatch.evaluation.calibration import Calibrator
 from ramatch.library import Library
 from ramatch.library.features import winners
-from ramatch.library.query import Query
-from ramatch.library.ranking import rank
+from ramatch.library.search import Query, rank
 from ramatch.library.vectors import Labels, quantize
 from ramatch.recognizer import Recognizer
 

@@ -102,7 +102,7 @@ def run_index(arguments: argparse.Namespace) -> int:
 
 
 def run_search(arguments: argparse.Namespace) -> int:
-    from ..library.query import parse_query
+    from ..library.search import parse_query
 
     query = parse_query(arguments.query, arguments.without)
     with _open(arguments, create=False) as library:

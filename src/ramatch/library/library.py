@@ -18,8 +18,7 @@ from ..errors import RamatchError
 from ..prediction import Prediction
 from ..recognizer import Recognizer
 from .features import KEPT, Encoder, encode_images, encode_words, probabilities, probe
-from .query import Query, parse_query
-from .ranking import CANDIDATES, Ranking, View, rank
+from .search import CANDIDATES, Query, Ranking, View, parse_query, rank
 from .store import connect, read_meta, transaction, writing
 from .update import Update, Updater
 from .vectors import Labels, Vectors, checksum
