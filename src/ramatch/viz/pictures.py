@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from ..data.images import load_image
 from ..errors import RamatchError
 from ..prediction import Prediction
 from . import _sheet as s
-from ._blocks import Block, grid, label_photo, marginal_photo, photo, positions, ranked, ranking
-from ._matrix import Comparison, Matrix, choose_rows, plan_scale
-from ._sheet import Sheet
+from ._matrix import NAMES, Matrix, comparison, layout
+from ._sheet import Block, Sheet, grid, label_photo, marginal_photo, photo, positions, ranked, ranking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,8 +63,8 @@ def compare_matchers(
 
     With a truth, its rows are in red boxes and right and wrong predictions in green and red cells.
     """
-    block = Comparison(predictions, _prepared(image), truth, top)
-    return _page(block.draw, width=block.natural_width)
+    block = comparison(predictions, _prepared(image), truth, top)
+    return _page(block, width=2 * _MARGIN + NAMES + 3.3 * len(predictions))
 
 
 def explanation(
@@ -93,7 +93,7 @@ def explanation(
         ),
     ]
     if matchers:
-        block = Comparison(matchers, image, truth).draw
+        block = comparison(matchers, image, truth)
         blocks.append(_section("Matchers side by side", "the same features matched in different ways", block))
     return _page(*blocks, width=12.0, margin=0.5)
 
@@ -146,7 +146,7 @@ def _page(*blocks: Block, width: float, margin: float = _MARGIN) -> Figure:
 
 def _prepared(image: Image.Image) -> Image.Image:
     """Upright as the model saw it, RGB, and no larger than a picture needs."""
-    upright = ImageOps.exif_transpose(image).convert("RGB")
+    upright = load_image(image)
     upright.thumbnail((_PIXELS, _PIXELS), Image.Resampling.LANCZOS)
     return upright
 
@@ -161,5 +161,4 @@ def _label_photos(
 
 
 def _matrix(prediction: Prediction, truth: Sequence[str] | None, top: int, by_score: bool = True) -> Block:
-    rows = choose_rows([prediction], truth, top, by_score=by_score)
-    return Matrix(prediction, rows, plan_scale([prediction]), prediction.marginal is not None).draw
+    return Matrix(prediction, layout([prediction], truth, top, by_score=by_score)).draw
