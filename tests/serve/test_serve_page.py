@@ -16,9 +16,8 @@ from serve_fakes import FakeRecognizer, picture
 
 from ramatch.assets import vocabulary
 from ramatch.config import GUESS
-from ramatch.serve.app import create_app
+from ramatch.serve.app import PAGE, create_app
 from ramatch.serve.settings import ServeSettings
-from ramatch.serve.static import PAGE
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 

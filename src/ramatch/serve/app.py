@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -25,10 +28,17 @@ from ramatch.serve.guard import Guard
 from ramatch.serve.limits import ClientGone, Upload
 from ramatch.serve.service import Service
 from ramatch.serve.settings import ServeSettings
-from ramatch.serve.static import add_static
 
 log = logging.getLogger("ramatch.serve")
 T = TypeVar("T")
+PAGE = Path(__file__).parent / "page"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".jpg": "image/jpeg",
+}
 
 
 def _answers(*errors: int, **models: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -67,7 +77,7 @@ def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAP
     _add_vocabularies(app, service)
     _add_operations(app, service)
     if settings.page:
-        add_static(app)
+        _add_page(app)
     if settings.cors_origins:
         cors: dict[str, Any] = {
             "allow_methods": ["GET", "POST", "PUT", "DELETE"],
@@ -189,7 +199,27 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", tags=["server"], summary="Prometheus metrics", response_class=Response)
     async def metrics() -> Response:
-        return Response(service.metrics.render(), media_type=service.metrics.content_type)
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_page(app: FastAPI) -> None:
+    """Every file of page/ by its name, index.html at /, docs.html at /docs, photographs at /photos/NAME, read once."""
+    paths = {f"/{path.name}": path for path in sorted(PAGE.iterdir()) if path.suffix in _TYPES}
+    paths |= {"/": paths.pop("/index.html"), "/docs": paths.pop("/docs.html")}
+    paths |= {f"/photos/{path.name}": path for path in assets.photo_paths()}
+    files = {route: (path.read_bytes(), _TYPES[path.suffix]) for route, path in paths.items()}
+    tags = {route: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for route, (content, _) in files.items()}
+
+    async def send(request: Request) -> Response:
+        route = request.scope["route"].path
+        (content, media_type), tag = files[route], tags[route]
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}  # ask each time, so that an upgrade shows at once
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+    for route in files:
+        app.add_api_route(route, send, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 async def _read(

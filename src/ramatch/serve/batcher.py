@@ -55,7 +55,7 @@ class MicroBatcher:
 
     def full(self) -> ApiError:
         """The refusal of a request there is no room for, with a guess of when the present queue will be done."""
-        self.metrics.dropped("overload")
+        self.metrics.dropped["overload"].inc()
         after = str(max(1, min(60, math.ceil(self.seconds()))))
         hint = f"try again in {after} s, or send fewer requests at a time"
         return ApiError("overloaded", "the queue is full", hint=hint, headers={"Retry-After": after})
@@ -99,10 +99,10 @@ class MicroBatcher:
         try:
             return await asyncio.wait_for(gathered, max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError:
-            self.metrics.dropped("deadline")
+            self.metrics.dropped["deadline"].inc()
             raise
         except asyncio.CancelledError:
-            self.metrics.dropped("cancelled")
+            self.metrics.dropped["cancelled"].inc()
             raise
         finally:
             for job in jobs:  # whatever is still queued will be skipped
@@ -142,7 +142,7 @@ class MicroBatcher:
     async def _run(self, jobs: list[_Job]) -> None:
         start = time.monotonic()
         for job in jobs:
-            self.metrics.waited(start - job.queued)
+            self.metrics.wait.observe(start - job.queued)
         self.running = len(jobs)
         loop = asyncio.get_running_loop()
         try:
@@ -159,7 +159,9 @@ class MicroBatcher:
             seconds = time.monotonic() - start
             before = self._seconds_per_image  # one slow batch, a first one say, must not make it refuse what comes
             self._seconds_per_image += 0.2 * (min(seconds / len(jobs), 2 * before) - before)
-            self.metrics.batch(len(jobs), seconds)
+            self.metrics.images.inc(len(jobs))
+            self.metrics.batches.observe(len(jobs))
+            self.metrics.predict.observe(seconds)
         for job, result in zip(jobs, results, strict=True):
             if not job.future.done():
                 job.future.set_result(result)

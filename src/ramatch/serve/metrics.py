@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -15,8 +14,6 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 class Metrics:
     """Counters that the app and the batcher fill; gauges are read from the live objects after each request."""
-
-    content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -29,9 +26,9 @@ class Metrics:
         self.batches = sizes("ramatch_batch_images", "Images in one call of the model")
         self.predict = timing("ramatch_batch_seconds", "Time of one call of the model")
         self.wait = timing("ramatch_queue_wait_seconds", "Time an image waited for its batch")
-        self.drops = Counter("ramatch_dropped", "Requests not answered with a result", ["reason"], registry=reg)
-        for reason in ("overload", "deadline", "cancelled"):
-            self.drops.labels(reason)  # so that the series exist before the first event
+        drops = Counter("ramatch_dropped", "Requests not answered with a result", ["reason"], registry=reg)
+        # made here, so that the series exist before the first event
+        self.dropped = {reason: drops.labels(reason) for reason in ("overload", "deadline", "cancelled")}
         self._watched: list[tuple[Gauge, Callable[[], float]]] = []
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
@@ -46,19 +43,6 @@ class Metrics:
     def _read(self) -> None:
         for gauge, read in self._watched:
             gauge.set(read())
-
-    # what the batcher reports
-
-    def batch(self, size: int, seconds: float) -> None:
-        self.images.inc(size)
-        self.batches.observe(size)
-        self.predict.observe(seconds)
-
-    def waited(self, seconds: float) -> None:
-        self.wait.observe(seconds)
-
-    def dropped(self, reason: str) -> None:
-        self.drops.labels(reason).inc()
 
     def render(self) -> bytes:
         self._read()

@@ -1,10 +1,18 @@
-"""Start the server: bind first (so that a taken port is a clear error), load, announce, drain on SIGTERM or Ctrl-C."""
+"""Start the server: bind first (so that a taken port is a clear error), load, announce, drain on SIGTERM or Ctrl-C; in
+one process, or in several on one listening socket, each with the model."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import socket
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from ramatch.errors import RamatchError, require
@@ -12,6 +20,8 @@ from ramatch.serve.settings import LOOPBACK_HOSTS, ServeSettings
 
 if TYPE_CHECKING:
     from ramatch.recognizer import Recognizer
+
+QUICK_S, MOST_WAIT_S = 10.0, 30.0  # a worker that ends sooner than this is replaced more and more slowly
 
 
 def serve(
@@ -45,10 +55,8 @@ def serve(
             say(f"ramatch: WARNING: no API key is set: whoever can reach {where} can use this server and its time")
             say("ramatch: WARNING: set RAMATCH_API_KEY to ask clients for a key, or bind to 127.0.0.1 behind a proxy")
         if settings.workers > 1:
-            from ramatch.serve.workers import supervise
-
             say(f"ramatch: {model} in {settings.workers} processes, {where}")
-            supervise(settings.workers, _work, (model, load, settings, listener), say)
+            _supervise(settings.workers, (model, load, settings, listener), say)
         else:
             _work(model, load, settings, listener, recognizer, lambda line: say(f"ramatch: {line}, {where}"))
     finally:
@@ -73,6 +81,46 @@ def _work(
     server = BoundedServer(create_app(recognizer, settings), settings)
     ready(f"{recognizer.name} on {recognizer.device}")
     server.run(sockets=[listener])
+
+
+def _supervise(count: int, arguments: tuple[Any, ...], say: Callable[[str], None]) -> None:
+    """Run `_work(*arguments)` in `count` processes until SIGTERM or Ctrl-C, which they get too; replace those that die."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    context, stop, pause, due = multiprocessing.get_context("spawn"), threading.Event(), 1.0, 0.0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    running: dict[Any, float] = {}
+    with tempfile.TemporaryDirectory(prefix="ramatch-serve-") as shared:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # children write their counters and vocabularies there
+        while not stop.is_set():
+            while len(running) < count and time.monotonic() >= due:
+                process = context.Process(target=_worker, args=arguments)
+                process.start()
+                running[process] = time.monotonic()
+            wait([process.sentinel for process in running], 0.2)
+            for process in [each for each in running if not each.is_alive()]:
+                quick = time.monotonic() - running.pop(process) < QUICK_S
+                pause = min(MOST_WAIT_S, 2 * pause) if quick else 1.0
+                due = time.monotonic() + (pause if quick else 0.0)
+                mark_process_dead(process.pid, shared)  # its gauges are no longer part of the sum
+                say(f"ramatch: a worker ended with code {process.exitcode}; it is replaced")
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join()
+
+
+def _worker(*arguments: Any) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:  # whoever kills the parent must not leave its children listening
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    _work(*arguments)
 
 
 def _load(model: str, **options: Any) -> Recognizer:
