@@ -101,7 +101,6 @@ class Library:
                 if path not in vectors.parts:  # left behind by a compaction that was stopped
                     path.unlink()
             updater = Updater(self.database, vectors, Encoder(recognizer), self.path.parent)
-            self._view = None
             return updater.run(place, self.path, batch_size=batch_size, progress=progress)
 
     def claim(self, recognizer: Recognizer) -> None:
@@ -146,7 +145,6 @@ class Library:
                 self.database.executemany("UPDATE photos SET row = ? WHERE row = ?", places)
                 self.database.execute("UPDATE meta SET value = ? WHERE key = 'generation'", (generation,))
             old.remove()
-            self._view = None
             self.database.execute("VACUUM")
             self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return dead
@@ -166,7 +164,6 @@ class Library:
                     problems += [f"{self._path(name)}: its features are damaged; index it again" for (name,) in names]
                     for table, column in (("files", "photo"), ("thumbnails", "photo"), ("photos", "id")):
                         self.database.execute(f"DELETE FROM {table} WHERE {column} = ?", (photo,))
-            self._view = None
             return problems
 
     def status(self) -> dict[str, Any]:
@@ -255,7 +252,8 @@ class Library:
             raise RamatchError(f"{self.path} has no photo yet; fill it: ramatch index FOLDER")
         if recognizer is not None:
             self._check(recognizer)
-        version = self.database.execute("PRAGMA data_version").fetchone()[0]
+        others = self.database.execute("PRAGMA data_version").fetchone()[0]
+        version = (others, self.database.total_changes)  # what others and what we have written
         if self._view is None or self._view.version != version:
             try:
                 self._view = self._read(version)
@@ -263,7 +261,7 @@ class Library:
                 self._view = self._read(version)
         return self._view
 
-    def _read(self, version: int) -> View:
+    def _read(self, version: tuple[int, int]) -> View:
         with transaction(self.database, write=False):
             alive = "SELECT row FROM photos WHERE id IN (SELECT photo FROM files) ORDER BY row"
             rows = np.array([row for (row,) in self.database.execute(alive)], dtype=np.int64)

@@ -59,7 +59,7 @@ def parse_query(texts: str | Sequence[str], without: Iterable[str] = ()) -> Quer
 class View(NamedTuple):
     """A library at one moment: rows whose photo has a file, and the vectors of all."""
 
-    version: int
+    version: tuple[int, int]
     rows: np.ndarray
     arrays: dict[str, np.ndarray]
 

@@ -10,9 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from PIL import Image
@@ -35,14 +34,13 @@ T = TypeVar("T")
 PART = 64  # labels encoded in one go
 
 
-@dataclass(frozen=True)
-class BatchKey:
+class BatchKey(NamedTuple):
     """Images with equal keys can share a call of the model."""
 
-    labels: Labels
+    which: int  # id of the vocabulary, which itself is not made to be compared
     matcher: str | None
     maps: bool
-    vocabulary: Any = field(default=None, compare=False)  # the labels, encoded
+    vocabulary: Any  # encoded; None: the recognizer's own
 
 
 class Service:
@@ -61,8 +59,6 @@ class Service:
         self.hits = self.misses = 0
         self._encoding: WeakValueDictionary[Labels, asyncio.Lock] = WeakValueDictionary()
         self.batcher = MicroBatcher(self._predict, settings, self.metrics)
-        # Equal labels become one tuple, so that the batcher compares the keys of its jobs by identity.
-        self._same = lru_cache(settings.cached_vocabularies)(lambda labels: labels)
         self.active = 0  # requests that have arrived in full and are not yet answered
         self.buffered = 0  # bytes of their bodies
         self.ready = False
@@ -89,7 +85,7 @@ class Service:
             """In the model's thread, before any request."""
             vocabulary = None if labels == self.own_labels else self._encode(labels)
             blank = Picture(Image.new("RGB", (64, 64)), None, (64, 64))
-            self._predict(BatchKey(labels, None, False, vocabulary), [blank])
+            self._predict(BatchKey(id(vocabulary), None, False, vocabulary), [blank])
             return vocabulary
 
         try:
@@ -118,7 +114,7 @@ class Service:
         if options.labels is not None and options.vocabulary is not None:
             raise ApiError("labels_and_vocabulary", "both 'labels' and 'vocabulary' are given")
         if options.labels is not None:
-            return None, self._same(check_labels(options.labels, self.settings))
+            return None, check_labels(options.labels, self.settings)
         if options.vocabulary is not None:
             return options.vocabulary, self.named.get(options.vocabulary)
         return self.default_labels()
@@ -209,7 +205,7 @@ class Service:
                 ready = asyncio.gather(self._vocabulary(labels), *work)
                 vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
                 good = [picture for picture in pictures if isinstance(picture, Picture)]
-                key = BatchKey(labels, options.matcher, options.maps, vocabulary)
+                key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary)
                 predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
             except asyncio.TimeoutError:
                 raise late(seconds) from None
