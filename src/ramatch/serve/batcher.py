@@ -124,7 +124,8 @@ class MicroBatcher:
         `window_s` for them."""
         first = self._jobs[0]
         while True:
-            self._drop_dead()
+            # the caller of a job that is done or late sees to its own answer
+            self._jobs = [j for j in self._jobs if not j.future.done() and j.deadline > time.monotonic()]
             batch = [job for job in self._jobs if job.key == first.key][: self.max_batch]
             left = first.queued + self.window_s - time.monotonic()
             if not batch or len(batch) == self.max_batch or left <= 0 or self._closing:
@@ -133,11 +134,6 @@ class MicroBatcher:
             self._news.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left)
-
-    def _drop_dead(self) -> None:
-        """Forget jobs whose caller has gone or whose deadline has passed; the caller sees to its own answer."""
-        now = time.monotonic()
-        self._jobs = [job for job in self._jobs if not job.future.done() and job.deadline > now]
 
     async def _run(self, jobs: list[_Job]) -> None:
         start = time.monotonic()

@@ -70,7 +70,3 @@ class ApiError(Exception):
 def draining() -> ApiError:
     headers = {"Retry-After": "5", "Connection": "close"}
     return ApiError("shutting_down", "the server is finishing its last requests and takes no new ones", headers=headers)
-
-
-def late(seconds: float) -> ApiError:
-    return ApiError("deadline_exceeded", f"no answer within the deadline of {seconds:g} s")

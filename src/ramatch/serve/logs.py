@@ -44,10 +44,9 @@ def set_up(access_log: str | None) -> None:
     errors.setFormatter(Plain("ramatch: %(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[errors], level=logging.WARNING, force=True)
     if access_log is not None:
-        rotating = {"maxBytes": FILE_BYTES, "backupCount": FILES - 1, "encoding": "utf-8"}
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
         if access_log != "-":
-            handler = RotatingFileHandler(access_log, **rotating)  # type: ignore[arg-type]
+            handler = RotatingFileHandler(access_log, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
         logger = logging.getLogger("ramatch.access")
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)

@@ -84,7 +84,7 @@ def _work(
 
 
 def _supervise(count: int, arguments: tuple[Any, ...], say: Callable[[str], None]) -> None:
-    """Run `_work(*arguments)` in `count` processes until SIGTERM or Ctrl-C, which they get too; replace those that die."""
+    """Run `_work(*arguments)` in `count` processes until SIGTERM or Ctrl-C, which they get too."""
     from prometheus_client.multiprocess import mark_process_dead
 
     context, stop, pause, due = multiprocessing.get_context("spawn"), threading.Event(), 1.0, 0.0

@@ -19,7 +19,7 @@ from PIL import Image
 from ramatch.assets import GENERAL
 from ramatch.serve import limits
 from ramatch.serve.batcher import MicroBatcher
-from ramatch.serve.errors import ApiError, draining, late
+from ramatch.serve.errors import ApiError, draining
 from ramatch.serve.limits import Picture, Upload
 from ramatch.serve.metrics import Metrics
 from ramatch.serve.schema import TagOptions, check_labels
@@ -123,11 +123,8 @@ class Service:
         """Check, encode and keep a vocabulary (within `admitted`); True when the name is new."""
         self.named.check_name(name)
         checked = check_labels(labels, self.settings)
-        try:
-            with self._place():
-                await asyncio.wait_for(self._vocabulary(checked), self.settings.deadline_s)
-        except asyncio.TimeoutError:
-            raise late(self.settings.deadline_s) from None
+        with self._place(self.settings.deadline_s):
+            await asyncio.wait_for(self._vocabulary(checked), self.settings.deadline_s)
         return self.named.put(name, checked)
 
     async def _vocabulary(self, labels: Labels) -> Any:
@@ -183,12 +180,15 @@ class Service:
             raise self.batcher.full()
 
     @contextlib.contextmanager
-    def _place(self, images: int = 1) -> Iterator[None]:
-        """A place among those at work, for a request that has arrived in full: slow uploads must not take them all."""
+    def _place(self, seconds: float, images: int = 1) -> Iterator[None]:
+        """A place among those at work, for a request that has arrived in full: slow uploads must not take them all.
+        `seconds`: its deadline, as it is told when that has passed."""
         self._check_room(images)  # before work is spent on decoding or encoding
         self.active += 1
         try:
             yield
+        except asyncio.TimeoutError:
+            raise ApiError("deadline_exceeded", f"no answer within the deadline of {seconds:g} s") from None
         finally:
             self.active -= 1
 
@@ -199,16 +199,13 @@ class Service:
         name, labels = self.resolve(options)
         seconds = min(self.settings.deadline_s, (options.deadline_ms or 1e9) / 1000)
         pool = self._decoders
-        with self._place(len(uploads)):
-            try:
-                work = (self._in_thread(pool, self._decode, upload) for upload in uploads)
-                ready = asyncio.gather(self._vocabulary(labels), *work)
-                vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
-                good = [picture for picture in pictures if isinstance(picture, Picture)]
-                key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary)
-                predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
-            except asyncio.TimeoutError:
-                raise late(seconds) from None
+        with self._place(seconds, len(uploads)):
+            work = (self._in_thread(pool, self._decode, upload) for upload in uploads)
+            ready = asyncio.gather(self._vocabulary(labels), *work)
+            vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
+            good = [picture for picture in pictures if isinstance(picture, Picture)]
+            key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary)
+            predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
             pairs = list(zip(predictions, good, strict=True))
             described = iter(await self._in_thread(pool, lambda: [self._describe(*p, options, name) for p in pairs]))
         took = round((time.monotonic() - start) * 1000, 1)
