@@ -224,20 +224,20 @@ class Library:
         directions, words = encode_words(recognizer, asked.words)
         asked, encoded, trust = recognizer.trusting(asked, words), Labels(directions), None
         known = None if words.familiarity is None else words.familiarity[: len(names)].numpy()
-        files: dict[int, list[tuple[bytes, int, int]]] = {}
+        files: dict[int, list[list[Any]]] = {}
         select = "SELECT row, path, width, height FROM files JOIN photos ON photos.id = photo ORDER BY path"
         for row, *file in self.database.execute(select):
-            files.setdefault(row, []).append(tuple(file))
+            files.setdefault(row, []).append(file)
         for block, best in encoded.best(view.arrays, view.rows):
             both = probabilities(recognizer, encoded.image(view.arrays, block), best, words)
             found, scores = (asked.combine(part) for part in both)
             if recognizer.calibrator is not None:
                 trust = recognizer.calibrator.trust(words)[asked.winners(both[0])]
             for i, row in enumerate(block.tolist()):
-                for path, width, height in files.get(row, ()):
-                    answer = Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1), familiarity=known)
-                    answer = replace(answer, source=str(self._path(path)), size=(width, height))
-                    yield answer if trust is None else replace(answer, trust=trust[i])
+                about: dict[str, Any] = {"familiarity": known, "trust": None if trust is None else trust[i]}
+                for path, *size in files.get(row, ()):
+                    about |= {"source": str(self._path(path)), "size": tuple(size)}
+                    yield Prediction(names, found[i], scores[i], recognizer.calibrated, (1, 1), **about)
 
     def _path(self, key: bytes) -> Path:
         return Path(os.path.normpath(self.path.parent / os.fsdecode(key)))
