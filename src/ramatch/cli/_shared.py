@@ -90,7 +90,16 @@ def load_recognizer(arguments: argparse.Namespace, **options: Any) -> Recognizer
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What `add_parts` asked for, as `Recognizer.from_pretrained` takes it."""
-    return {name: getattr(arguments, name) for name in ("device", "label_features", "backbone")}
+    return pick(arguments, "device", "label_features", "backbone")
+
+
+def pick(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in names}
+
+
+def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those of the options that the user has named."""
+    return {name: value for name, value in pick(arguments, *names).items() if value is not None}
 
 
 def cell(text: str) -> str:

@@ -32,11 +32,9 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("folder", metavar="DIR")
     _add_library(parser)
     add_model(parser)
-    task = parser.add_mutually_exclusive_group()
-    task.add_argument("--status", action="store_true", help="only say what is in the index, as JSON")
-    task.add_argument(
-        "--verify", action="store_true", help="only read the whole index back; damaged entries are dropped"
-    )
+    task = parser.add_mutually_exclusive_group().add_argument
+    task("--status", action="store_true", help="only say what is in the index, as JSON")
+    task("--verify", action="store_true", help="only read the whole index back; damaged entries are dropped")
     parser.add_argument("--remove-missing", action="store_true", help="afterwards forget photos that are gone for good")
     parser.add_argument("--batch-size", type=count, default=16, metavar="N")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -47,14 +45,11 @@ def add_verbs(verbs: Any) -> None:
         description='Words that shall all be there: "dog beach". A minus before a word: it shall not. Several '
         "arguments, or commas between them, are labels of several words: hot dog, beach.",
     )
-    parser.add_argument("query", nargs="*", metavar="WORDS")
-    parser.add_argument(
-        "--not", dest="without", action="append", default=[], metavar="LABEL", help="as a minus before it"
-    )
-    parser.add_argument("--like", metavar="PHOTO", help="photos that resemble this one (together with words, if given)")
-    parser.add_argument(
-        "--in", dest="folder", default=".", metavar="DIR", help="the indexed folder (default: this one)"
-    )
+    add = parser.add_argument
+    add("query", nargs="*", metavar="WORDS")
+    add("--not", dest="without", action="append", default=[], metavar="LABEL", help="as a minus before it")
+    add("--like", metavar="PHOTO", help="photos that resemble this one (together with words, if given)")
+    add("--in", dest="folder", default=".", metavar="DIR", help="the indexed folder (default: this one)")
     _add_library(parser)
     add_model(parser)
     add_kinds(parser)

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from ._shared import add_kinds, add_model, count, model_options, number
+from ._shared import add_kinds, add_model, count, given, model_options, number
 
 
 def add_verbs(verbs: Any) -> None:
@@ -18,36 +18,31 @@ def add_verbs(verbs: Any) -> None:
     )
     add_model(parser)
     add_kinds(parser)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument(
-        "--port", type=number(int, 0, 65535), default=8000, help="0: any free one (default: %(default)s)"
-    )
-    parser.add_argument("--queue", type=count, metavar="N", help="requests that may wait; more are answered 429")
-    parser.add_argument("--window-ms", type=float, metavar="T", help="how long a batch waits for company")
-    parser.add_argument("--batch-size", type=count, metavar="N", help="most images in one pass")
     add = parser.add_argument
-    add("--allow-host", action="append", metavar="NAME", help="name the server is called by; may be repeated")
+    add("--host", default="127.0.0.1")
+    add("--port", type=number(int, 0, 65535), default=8000, help="0: any free one (default: %(default)s)")
+    queue = "requests that may wait; more are answered 429"
+    add("--queue", dest="queue_size", type=count, metavar="N", help=queue)
+    add("--window-ms", type=float, metavar="T", help="how long a batch waits for company")
+    add("--batch-size", dest="max_batch", type=count, metavar="N", help="most images in one pass")
+    host = "name the server is called by; may be repeated"
+    add("--allow-host", dest="allowed_hosts", action="append", metavar="NAME", help=host)
     add("--workers", type=count, metavar="N", help="processes, each with the model; one that dies is replaced")
     add("--access-log", metavar="F", help="one line of JSON a request, rotated; - for stderr")
-    parser.add_argument("--cors", action="append", metavar="ORIGIN", help="allow pages of this origin; may be repeated")
+    origin = "allow pages of this origin; may be repeated"
+    add("--cors", dest="cors_origins", action="append", metavar="ORIGIN", help=origin)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..serve import serve
-    from ..serve.settings import ServeSettings
+    from ..serve import ServeSettings, serve
 
-    wanted = {
-        "queue_size": arguments.queue,
-        "window_s": None if arguments.window_ms is None else arguments.window_ms / 1000,
-        "max_batch": arguments.batch_size,
-        "allowed_hosts": tuple(arguments.allow_host) if arguments.allow_host else None,
-        "workers": arguments.workers,
-        "access_log": arguments.access_log,
-        "cors_origins": tuple(arguments.cors) if arguments.cors else None,
-        "api_key": os.environ.get("RAMATCH_API_KEY"),  # set but empty is a slip: refused, like any short one
-    }
-    settings = ServeSettings(**{name: value for name, value in wanted.items() if value is not None})
+    wanted = given(arguments, "queue_size", "max_batch", "allowed_hosts", "workers", "access_log", "cors_origins")
+    if arguments.window_ms is not None:
+        wanted["window_s"] = arguments.window_ms / 1000
+    if (key := os.environ.get("RAMATCH_API_KEY")) is not None:  # set but empty is a slip: refused, like any short one
+        wanted["api_key"] = key
     options = model_options(arguments) | {"kinds": not arguments.no_kinds}
+    settings = ServeSettings(**wanted)
     serve(arguments.model, host=arguments.host, port=arguments.port, settings=settings, **options)
     return 0

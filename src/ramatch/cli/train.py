@@ -14,7 +14,7 @@ from ..errors import RamatchError
 from ..files import new_folder, write_json
 from ..labels import read_labels
 from ..settings import dotted_names, parse_overrides
-from ._shared import add_device, add_matcher, add_model, add_parts, count, model_options
+from ._shared import add_device, add_matcher, add_model, add_parts, count, given, model_options, pick
 
 CHANGES = "name=value"
 
@@ -192,15 +192,6 @@ def _numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers") from None
 
 
-def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in names}
-
-
-def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Those of the options that the user has named."""
-    return {name: value for name, value in _options(arguments, *names).items() if value is not None}
-
-
 def run_train(arguments: argparse.Namespace) -> int:
     from ..train import list_recipes, load_recipe, train
 
@@ -209,8 +200,8 @@ def run_train(arguments: argparse.Namespace) -> int:
             print(f"{name:15s} {line}")
         return 0
     names = {"data": "data.path", "model": "model.backbone", "label_features": "model.label_features", "out": "output"}
-    given = _given(arguments, *names, "device")
-    overrides = [f"{names.get(name, name)}={value}" for name, value in given.items()]
+    changes = given(arguments, *names, "device").items()
+    overrides = [f"{names.get(name, name)}={value}" for name, value in changes]
     result = train(load_recipe(arguments.recipe, [*overrides, *arguments.overrides]), resume=arguments.resume or False)
     for name, report in result.reports.items():
         print(report.to_table(name=name))
@@ -225,8 +216,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
         if arguments.settings:
             raise RamatchError(f"'{arguments.settings[0]}': settings are for scores; --localise takes --matcher")
         return _localise(arguments)
-    chosen = _options(arguments, "split", "images_root", "classes", "seen", "unseen", "preset", "matcher", "precision")
-    chosen |= _options(arguments, "batch_size", "workers") | model_options(arguments)
+    chosen = pick(arguments, "split", "images_root", "classes", "seen", "unseen", "preset", "matcher", "precision")
+    chosen |= pick(arguments, "batch_size", "workers") | model_options(arguments)
     chosen["settings"] = parse_overrides(arguments.settings, TEST_SETTINGS)
     chosen |= {"scores": tuple(RANKINGS) if arguments.all_scores else ("model",), "progress": sys.stderr.isatty()}
     reports = evaluate_all(arguments.model, arguments.data, arguments.protocol, **chosen)
@@ -244,7 +235,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
 def _localise(arguments: argparse.Namespace) -> int:
     from ..evaluation.localization import localize
 
-    options = _options(arguments, "split", "images_root", "matcher", "batch_size") | model_options(arguments)
+    options = pick(arguments, "split", "images_root", "matcher", "batch_size") | model_options(arguments)
     report = localize(arguments.model, arguments.data, kind=arguments.map, progress=sys.stderr.isatty(), **options)
     print(report.to_table())
     if arguments.json:
@@ -256,7 +247,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     from ..data import read_classes
     from ..evaluation.calibrate import Further, calibrate
 
-    options = _options(arguments, "split", "images_root", "workers") | model_options(arguments)
+    options = pick(arguments, "split", "images_root", "workers") | model_options(arguments)
     only = [name for file in arguments.only for name in read_classes(file)]
     further = Further(arguments.known, arguments.also, arguments.captions, only)
     options |= {"further": further, "progress": sys.stderr.isatty()}
@@ -292,7 +283,7 @@ def run_adapt(arguments: argparse.Namespace) -> int:
     from ..train.targets import Sources
 
     config, ram = settings_from(arguments.overrides, arguments.preset)
-    config = config.replace(**_given(arguments, "views", "max_tags", "min_images", "omitted", "seed"))
+    config = config.replace(**given(arguments, "views", "max_tags", "min_images", "omitted", "seed"))
     background: list[str] = []
     if arguments.background is not None:
         bundled = arguments.background in vocabulary_names()
@@ -321,7 +312,7 @@ def run_study(arguments: argparse.Namespace) -> int:
     from ..train.study import StudyData, study
 
     data = StudyData(arguments.data, arguments.limit, arguments.test_limit)
-    chosen = _options(arguments, "label_features", "seeds", "device") | {"variants": arguments.variants.split(",")}
+    chosen = pick(arguments, "label_features", "seeds", "device") | {"variants": arguments.variants.split(",")}
     chosen["changes"] = parse_overrides(arguments.overrides, dotted_names(CachedConfig))
     rows: list[dict[str, Any]] = []
     for row in study(arguments.model, data, **chosen):
