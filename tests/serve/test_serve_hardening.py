@@ -27,7 +27,7 @@ from ramatch.serve.errors import ApiError
 from ramatch.serve.logs import LINES, Plain, Thinned, set_up
 from ramatch.serve.metrics import Metrics
 from ramatch.serve.service import PART
-from ramatch.serve.vocabularies import NamedVocabularies, SharedVocabularies
+from ramatch.serve.vocabularies import NamedVocabularies
 
 SCRIPT = """
 import sys
@@ -187,7 +187,7 @@ def test_workers_load_the_model_themselves() -> None:
 
 
 def test_workers_share_registered_vocabularies(tmp_path: Path) -> None:
-    one, other = (NamedVocabularies(2, SharedVocabularies(str(tmp_path))) for _ in range(2))
+    one, other = (NamedVocabularies(2, tmp_path / "shared.sqlite") for _ in range(2))
     assert one.put("pets", ("cat", "red dog"))
     assert other.get("pets") == ("cat", "red dog")
     assert not other.put("pets", ("cat",))

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -24,7 +25,7 @@ from ramatch.serve.limits import Picture, Upload
 from ramatch.serve.metrics import Metrics
 from ramatch.serve.schema import TagOptions, check_labels
 from ramatch.serve.settings import ServeSettings
-from ramatch.serve.vocabularies import Labels, NamedVocabularies, SharedVocabularies
+from ramatch.serve.vocabularies import Labels, NamedVocabularies
 
 if TYPE_CHECKING:
     from ramatch.prediction import Prediction
@@ -50,8 +51,8 @@ class Service:
         self.recognizer, self.settings = recognizer, settings
         self.metrics = Metrics()
         shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR")  # of several workers
-        registered = SharedVocabularies(shared) if shared else {}
-        self.named = NamedVocabularies(settings.registered_vocabularies, registered)
+        file = Path(shared, "vocabularies.sqlite") if shared else ":memory:"
+        self.named = NamedVocabularies(settings.registered_vocabularies, file)
         # A recognizer that comes with labels of its own (given features, say) answers for these by default.
         self.own_labels: Labels = tuple(getattr(recognizer, "labels", None) or ())
         self.matcher: str = _own_matcher(recognizer)
@@ -101,6 +102,7 @@ class Service:
         await self.batcher.drain()
         for pool in (self._decoders, self._encoder):
             pool.shutdown(wait=True, cancel_futures=True)
+        self.named.close()
 
     # vocabularies
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, MutableMapping
+import sqlite3
 from pathlib import Path
 
 from ramatch import assets
-from ramatch.errors import RamatchError
-from ramatch.files import read_lines, write_text
 from ramatch.serve.errors import ApiError
 
 Labels = tuple[str, ...]
@@ -16,26 +15,31 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class NamedVocabularies:
-    """Label lists by name. The bundled ones cannot be changed; those in `registered` can be put and deleted. Used from
-    the event loop only, so it needs no lock."""
+    """Label lists by name. The bundled ones cannot be changed; registered ones can be put and deleted, and lie in memory
+    or in a file that several workers share. Used by one thread at a time, the event loop's, so it needs no lock."""
 
-    def __init__(self, max_registered: int, registered: MutableMapping[str, Labels]) -> None:
-        self.max_registered, self._registered = max_registered, registered
+    def __init__(self, max_registered: int, file: str | Path = ":memory:") -> None:
+        self.max_registered = max_registered
+        self._registered = sqlite3.connect(file, timeout=30, isolation_level=None, check_same_thread=False)
+        self._registered.execute("CREATE TABLE IF NOT EXISTS vocabularies (name TEXT PRIMARY KEY, labels TEXT)")
         self._bundled = {name: tuple(assets.vocabulary(name)) for name in assets.vocabulary_names()}
         self.general = self._bundled[assets.GENERAL]
 
     def names(self) -> list[str]:
-        return [*self._bundled, *sorted(self._registered)]
+        registered = self._registered.execute("SELECT name FROM vocabularies ORDER BY name")
+        return [*self._bundled, *(name for (name,) in registered)]
 
     def is_bundled(self, name: str) -> bool:
         return name in self._bundled
 
     def get(self, name: str) -> Labels:
-        try:
-            return self._bundled.get(name) or self._registered[name if _NAME.fullmatch(name) else ""]
-        except KeyError:
-            hint = f"use one of {', '.join(self.names())}, or register it with PUT /v1/vocabularies/NAME"
-            raise ApiError("unknown_vocabulary", f"there is no vocabulary '{name[:64]}'", hint=hint) from None
+        if self.is_bundled(name):
+            return self._bundled[name]
+        asked = (name if _NAME.fullmatch(name) else "",)
+        for (labels,) in self._registered.execute("SELECT labels FROM vocabularies WHERE name = ?", asked).fetchall():
+            return tuple(json.loads(labels))
+        hint = f"use one of {', '.join(self.names())}, or register it with PUT /v1/vocabularies/NAME"
+        raise ApiError("unknown_vocabulary", f"there is no vocabulary '{name[:64]}'", hint=hint)
 
     def check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -46,39 +50,17 @@ class NamedVocabularies:
     def put(self, name: str, labels: Labels) -> bool:
         """Register or replace; True when the name is new."""
         self.check_name(name)
-        new = name not in self._registered
-        if new and len(self._registered) >= self.max_registered:
+        known = self.names()
+        if name not in known and len(known) - len(self._bundled) >= self.max_registered:
             raise ApiError("too_many_vocabularies", f"{self.max_registered} vocabularies are registered already")
-        self._registered[name] = labels
-        return new
+        self._registered.execute("INSERT OR REPLACE INTO vocabularies VALUES (?, ?)", (name, json.dumps(labels)))
+        return name not in known
 
     def delete(self, name: str) -> None:
         if self.is_bundled(name):
             self.check_name(name)
         self.get(name)
-        del self._registered[name]
+        self._registered.execute("DELETE FROM vocabularies WHERE name = ?", (name,))
 
-
-class SharedVocabularies(MutableMapping[str, Labels]):
-    """Registered vocabularies in a folder that all workers see. Their names have been checked."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def __getitem__(self, name: str) -> Labels:
-        try:
-            return tuple(read_lines(self.folder / f"{name}.txt"))
-        except RamatchError:
-            raise KeyError(name) from None
-
-    def __setitem__(self, name: str, labels: Labels) -> None:
-        write_text(self.folder / f"{name}.txt", "\n".join(labels))
-
-    def __delitem__(self, name: str) -> None:
-        (self.folder / f"{name}.txt").unlink(missing_ok=True)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([path.stem for path in self.folder.glob("[a-z0-9]*.txt")])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+    def close(self) -> None:
+        self._registered.close()
