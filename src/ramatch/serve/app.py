@@ -79,11 +79,9 @@ def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAP
     if settings.page:
         _add_page(app)
     if settings.cors_origins:
-        cors: dict[str, Any] = {
-            "allow_methods": ["GET", "POST", "PUT", "DELETE"],
-            "allow_origins": list(settings.cors_origins),
-        }
-        app.add_middleware(CORSMiddleware, allow_headers=["Content-Type", "Authorization", "X-API-Key"], **cors)
+        origins, methods = settings.cors_origins, ["GET", "POST", "PUT", "DELETE"]
+        headers = ["Content-Type", "Authorization", "X-API-Key"]
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=headers)
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     return app
 

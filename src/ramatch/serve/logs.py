@@ -23,9 +23,7 @@ class Plain(logging.Formatter):
 class Thinned(logging.Filter):
     """At most `LINES` records in `SECONDS`; the next one says how many were left out."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.since, self.count = 0.0, 0
+    since, count = 0.0, 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         now = time.monotonic()
