@@ -206,13 +206,13 @@ def _add_page(app: FastAPI) -> None:
     paths |= {"/": paths.pop("/index.html"), "/docs": paths.pop("/docs.html")}
     paths |= {f"/photos/{path.name}": path for path in assets.photo_paths()}
     files = {route: (path.read_bytes(), _TYPES[path.suffix]) for route, path in paths.items()}
-    tags = {route: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for route, (content, _) in files.items()}
+    etags = {route: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for route, (content, _) in files.items()}
 
     async def send(request: Request) -> Response:
         route = request.scope["route"].path
-        (content, media_type), tag = files[route], tags[route]
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}  # ask each time, so that an upgrade shows at once
-        if request.headers.get("if-none-match") == tag:
+        (content, media_type), etag = files[route], etags[route]
+        headers = {"ETag": etag, "Cache-Control": "no-cache"}  # ask each time, so that an upgrade shows at once
+        if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=media_type, headers=headers)
 
