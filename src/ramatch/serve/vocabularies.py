@@ -15,8 +15,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class NamedVocabularies:
-    """Label lists by name. The bundled ones cannot be changed; registered ones can be put and deleted, and lie in memory
-    or in a file that several workers share. Used by one thread at a time, the event loop's, so it needs no lock."""
+    """Label lists by name. The bundled ones cannot be changed; registered ones can be put and deleted, and lie in
+    memory or in a file that several workers share. Used by one thread at a time, so it needs no lock."""
 
     def __init__(self, max_registered: int, file: str | Path = ":memory:") -> None:
         self.max_registered = max_registered
