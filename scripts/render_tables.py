@@ -72,6 +72,9 @@ TABLES = {
         },
     ),
     "gpu": Table("speed.csv", {**SPEED, "memory": "{memory_gb} GB"}),
+    "one-pass": Table(
+        "speed.csv", {"": "{row}", "now": "{value} {unit}", "before": "{beside}", "ratio": "{ratio}×", "bar": "{goal}"}
+    ),
     "cpu": Table("speed.csv", SPEED),
     "serve": Table(
         "serve.csv",
