@@ -16,7 +16,7 @@ from .assets import GENERAL, vocabulary_names
 from .assets import vocabulary as bundled_vocabulary
 from .config import RAMConfig
 from .config import preset as named_preset
-from .data.images import load_image, name_of
+from .data.images import full_size, load_image, name_of
 from .data.kinds import Sought, sought
 from .data.lexicon import Lexicon
 from .data.prefetch import Loaded, chunks, is_single, prefetch
@@ -230,8 +230,8 @@ class Recognizer:
 
     def load(self, image: Any) -> Loaded:
         """Decode and resize one image: pixels uint8 (3, H, W), the source's name, the original (width, height)."""
-        picture = load_image(image)
-        return self.ram.preprocess.resize(picture), name_of(image), picture.size
+        picture = load_image(image, shrink=True)
+        return self.ram.preprocess.resize(picture), name_of(image), full_size(picture)
 
     @torch.inference_mode()
     def predict_loaded(

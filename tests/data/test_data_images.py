@@ -19,7 +19,8 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-from ramatch.data.images import ImageError, ImageTooLargeError, find_images, load_image
+from ramatch.data.find import find_images
+from ramatch.data.images import ImageError, ImageTooLargeError, load_image
 from ramatch.errors import RamatchError
 
 RED = (200, 30, 30)

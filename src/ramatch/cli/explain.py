@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     labels = labels_of(arguments)
     if labels is None:
         raise RamatchError("no labels: give --labels A,B,C or --labels-file F or --vocabulary coco80")
-    image = load_image(arguments.image)
+    image = load_image(arguments.image, shrink=True)
     recognizer = load_recognizer(arguments)
     truth = split(arguments.truth) if arguments.truth else None
     recognizer.set_vocabulary(list(dict.fromkeys([*labels, *(truth or [])])))

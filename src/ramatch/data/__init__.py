@@ -17,7 +17,8 @@ _NAMES = {
     "check": "Report",
     "classes": "class_list",
     "decode": "ImageCache ImageDataset ImageLoader decode_all",
-    "images": "ImageError ImageTooLargeError find_images load_image",
+    "find": "Found find find_images",
+    "images": "ImageError ImageTooLargeError load_image",
     "records": "list_splits read_annotations read_classes",
     "sampler": "Draw ResumableSampler sample_seed",
 }

@@ -6,29 +6,44 @@ checked before a pixel is decoded, and whatever a broken file makes the decoder 
 
 from __future__ import annotations
 
-import glob
 import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
-from ramatch.errors import RamatchError
+from ..errors import RamatchError, require
+from . import raw, video
+from .jpeg import read_header
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-MAX_PIXELS = 100_000_000
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif"),
+    *raw.ENDINGS,
+)
+MAX_PIXELS = 100_000_000  # that are decoded
 MAX_SIDE = 65_535  # JPEG's own limit; a strip of one pixel by millions is no picture, and resizing it needs gigabytes
 MAX_SCANS = 300  # of a JPEG; encoders write about ten, and a hostile file of 2 MB holds a decoder for minutes with more
 MAX_WORK = 1_000_000_000  # scans x pixels: the largest picture in ten scans
 STRIP = 1 << 22  # pixels that are converted to RGB at a time
-_ORIENTATION = 0x0112  # EXIF
+FULL_SIZE = "full_size"  # in `info` of a picture that was scaled down while it was decoded
+_HELD = "held"  # in `info` of a RAW file's preview: how the camera was
+_TURNS = {  # by EXIF's number
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class ImageError(RamatchError):
@@ -44,12 +59,17 @@ class ImageTooLargeError(ImageError):
     """A picture with more pixels or a longer side than allowed, found from its header, before decoding."""
 
 
-def load_image(source: Any, *, max_pixels: int | None = MAX_PIXELS, name: str | None = None) -> Image.Image:
+def load_image(
+    source: Any, *, max_pixels: int | None = MAX_PIXELS, shrink: bool = False, name: str | None = None
+) -> Image.Image:
     """Turn `source` into an upright RGB picture.
 
     source: path, PIL image, bytes, binary file object, array (H, W), (H, W, 1|3|4) or tensor (1|3|4, H, W) or
-        (H, W); arrays and tensors are uint8, or floating point within [0, 1].
+        (H, W); arrays and tensors are uint8, or floating point within [0, 1]. Of a camera's RAW file the preview inside
+        is taken, of a video (`clip.mp4#t=2.5`) that frame.
     max_pixels: limit on width x height (None: only Pillow's own limit, about 179 million).
+    shrink: have a JPEG above the limit decoded at a half, a quarter or an eighth instead of refusing it; `full_size`
+        tells what it was. Other formats can only be decoded whole.
     name: what to call the picture in error messages; by default its path.
 
     EXIF rotation is applied, of an animation the first frame is taken, transparency is laid on white, 16-bit
@@ -61,14 +81,24 @@ def load_image(source: Any, *, max_pixels: int | None = MAX_PIXELS, name: str | 
         return kind(f"{name}: {reason}", name=name, reason=reason)
 
     try:
-        with nullcontext(source) if isinstance(source, Image.Image) else _open(source) as picture:
-            _check_size(*picture.size, max_pixels)
-            if picture.format == "JPEG" and getattr(picture, "fp", None) is not None:
+        shrink = shrink and not isinstance(source, Image.Image)  # which is not ours to change
+        with nullcontext(source) if isinstance(source, Image.Image) else _open(source, name, shrink) as picture:
+            size = picture.size
+            if isinstance(picture, JpegImageFile) and picture.fp is not None:
                 _check_scans(picture)
+                if shrink and max_pixels is not None:
+                    _shrink(picture, max_pixels)
+            _check_size(*picture.size, max_pixels)
             picture.load()
-            return _to_rgb(_upright(picture))
+            shrunk = picture.size != size and shrink
+            out = _upright(_to_rgb(picture), _orientation(picture))
+            if shrunk:
+                out.info[FULL_SIZE] = size if (out.width > out.height) == (size[0] > size[1]) else size[::-1]
+            return out
     except ImageError as error:
         raise named(error.reason, type(error)) from error.__cause__
+    except RamatchError as error:  # a package is missing
+        raise named(str(error)) from None
     except UnidentifiedImageError:
         reason = f"not a picture in an accepted format ({', '.join(FORMATS)}), or its header is broken"
         raise named(reason) from None
@@ -79,49 +109,9 @@ def load_image(source: Any, *, max_pixels: int | None = MAX_PIXELS, name: str | 
         raise named(reason) from error
 
 
-def find_images(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
-    """All pictures named by files, folders and glob patterns (`**` allowed), each once, in natural order.
-
-    A file named outright is taken whatever its extension (decoding decides); folders and patterns give files
-    with a picture's extension, hidden ones left out. What bears such a name but is no readable file (a dangling link, a
-    pipe), and a folder that may not be entered, are named too: decoding says what is wrong. Nothing found is an error.
-    """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found = dict.fromkeys(path for item in given for path in _expand(Path(os.path.expanduser(item))))
-    if not found:
-        where = ", ".join(map(str, given)) or "an empty list"
-        raise RamatchError(f"no images found in {where} (looked for {' '.join(EXTENSIONS)})")
-    return list(found)
-
-
-def _expand(path: Path) -> list[Path]:
-    if path.is_dir():
-        hits = _walk(path)
-    elif os.path.lexists(path):
-        return [path]
-    elif glob.has_magic(str(path)):
-        hits = [Path(hit) for hit in glob.iglob(str(path), recursive=True) if is_image_name(hit)]
-    else:
-        raise RamatchError(f"no such file or folder: {path}")
-    return sorted((p for p in hits if not p.is_dir() or not os.access(p, os.R_OK | os.X_OK)), key=natural_key)
-
-
-def _walk(folder: Path) -> list[Path]:
-    """Entries with a picture's name and folders that cannot be listed. With a list of its own instead of recursion,
-    since a folder may be thousands deep; links to folders are not followed, since they may lead in circles."""
-    found, waiting = [], [str(folder)]
-    while waiting:
-        inside = waiting.pop()
-        try:
-            with os.scandir(inside) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    elif is_image_name(entry.name):
-                        found.append(Path(entry.path))
-        except OSError:
-            found.append(Path(inside))
-    return found
+def full_size(picture: Image.Image) -> tuple[int, int]:
+    """Width and height before a picture from `load_image` was scaled down, if it was."""
+    return picture.info.get(FULL_SIZE, picture.size)
 
 
 def natural_key(text: str | os.PathLike) -> list[tuple[int, int, str, str]]:
@@ -137,29 +127,70 @@ def is_image_name(name: str | os.PathLike) -> bool:
     return not base.startswith(".") and base.lower().endswith(EXTENSIONS)
 
 
-def _open(source: Any) -> Image.Image:
+def _open(source: Any, name: str, shrink: bool) -> Image.Image:
     """A PIL image of any source, not yet decoded if it is a file."""
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return Image.open(io.BytesIO(source), formats=FORMATS)
     if isinstance(source, (str, os.PathLike)):
         try:
             mode = os.stat(source).st_mode  # before opening: a pipe would never answer
         except FileNotFoundError:
-            raise ImageError("no such file") from None
+            if (frame := video.split_name(source)) is None:
+                raise ImageError("no such file") from None
+            return video.read_frame(*frame)
         if stat.S_ISDIR(mode):
             readable = os.access(source, os.R_OK | os.X_OK)
             raise ImageError("is a folder, not an image" if readable else "is a folder that may not be entered")
         if not stat.S_ISREG(mode):
             raise ImageError("is a pipe or device, not a file")
-        return Image.open(source, formats=FORMATS)
+        if video.is_video_name(source):
+            raise ImageError(f"a video; its frames have names: {os.path.basename(source)}#t=2 is that at 2 seconds")
+        return _raw(raw.read_file(source)) if raw.is_raw_name(source) else _identify(source, shrink)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _raw(bytes(source)) if raw.is_raw_name(name) else _identify(io.BytesIO(source), shrink)
     if callable(getattr(source, "read", None)):
-        return Image.open(_seekable(source), formats=FORMATS)
+        return _identify(_seekable(source), shrink)
     if callable(getattr(source, "detach", None)):  # a torch tensor, recognised without importing torch
         return _from_tensor(source)
     if isinstance(source, np.ndarray):
         return _from_array(source)
     kinds = "a path, PIL image, array, tensor, bytes or file object"
     raise ImageError(f"cannot make a picture of a {type(source).__name__}; give {kinds}")
+
+
+def _identify(file: Any, shrink: bool) -> Image.Image:
+    """A picture by its first bytes."""
+    try:
+        return Image.open(file, formats=FORMATS)
+    except Image.DecompressionBombError:
+        if shrink and _beginning(file).startswith(b"\xff\xd8\xff"):
+            return JpegImageFile(file)  # so that Pillow does not judge the size that it will not be decoded at
+        raise
+    except UnidentifiedImageError:
+        start = _beginning(file)
+        if start[4:8] != b"ftyp" or start[8:12] not in HEIF_BRANDS:
+            raise
+        require("pillow_heif", "heif").register_heif_opener()
+        return Image.open(file, formats=("HEIF",))
+
+
+def _beginning(file: Any) -> bytes:
+    if isinstance(file, (str, os.PathLike)):
+        with open(file, "rb") as stream:
+            return stream.read(12)
+    file.seek(0)
+    start = file.read(12)
+    file.seek(0)
+    return start
+
+
+def _raw(content: bytes) -> Image.Image:
+    """The preview in a camera's file, which is to be turned as the file says if the preview does not."""
+    found = raw.preview(content)
+    if found is None:
+        raise ImageError("no preview in this RAW file")
+    picture = Image.open(io.BytesIO(found), formats=("JPEG",))
+    if _orientation(picture) == 1:
+        picture.info[_HELD] = raw.orientation(content)
+    return picture
 
 
 def _seekable(stream: Any) -> Any:
@@ -208,9 +239,9 @@ def _check_size(width: int, height: int, max_pixels: int | None = None) -> None:
         raise ImageTooLargeError(f"{width}x{height} has a side of more than {MAX_SIDE:,} pixels")
 
 
-def _check_scans(picture: Image.Image) -> None:
+def _check_scans(picture: JpegImageFile) -> None:
     """Refuse a JPEG that is decoded again and again: each scan goes over all pixels, however few bytes it has."""
-    stream, scans, last = picture.fp, 0, b""  # type: ignore[attr-defined]
+    stream, scans, last = picture.fp, 0, b""
     place = stream.tell()
     stream.seek(0)
     while chunk := stream.read(1 << 20):
@@ -229,13 +260,29 @@ def name_of(source: Any) -> str | None:
     return inner if isinstance(inner, str) and inner else None
 
 
-def _upright(picture: Image.Image) -> Image.Image:
-    """Turned as EXIF says; nonsense in the EXIF block is no reason to lose a good picture."""
+def _orientation(picture: Image.Image) -> int:
+    """How the camera was held; nonsense in the EXIF block is no reason to lose a good picture."""
     try:
-        turned = picture.getexif().get(_ORIENTATION, 1) != 1  # the function below copies in any case
-        return ImageOps.exif_transpose(picture) if turned else picture
+        return picture.info.get(_HELD) or picture.getexif().get(raw.ORIENTATION, 1)
     except Exception:
-        return picture
+        return 1
+
+
+def _upright(picture: Image.Image, orientation: int) -> Image.Image:
+    turn = _TURNS.get(orientation)
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _shrink(picture: JpegImageFile, max_pixels: int) -> None:
+    """Have a JPEG decoded at a half, a quarter or an eighth of its sides, if only so it keeps to the limit. One of
+    several scans would have to be held whole meanwhile."""
+    header = read_header(picture.fp)  # type: ignore[arg-type]
+    if picture.width * picture.height <= max_pixels or header is None or not header.one_pass:
+        return
+    for part in (2, 4, 8):
+        if -(-picture.width // part) * -(-picture.height // part) <= max_pixels:
+            picture.draft(None, (picture.width // part, picture.height // part))
+            return
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..data.images import is_image_name, load_image, natural_key
+from ..data.images import full_size, is_image_name, load_image, natural_key
 from ..data.prefetch import ahead, chunks
 from ..errors import RamatchError
 from .features import Encoder
@@ -110,8 +110,8 @@ class Updater:
             entry = Entry(entry.key, size, mtime, hashlib.blake2b(content, digest_size=16).digest())
             if entry.digest in self.photos:
                 return entry
-            picture = load_image(content, name=path)
-            about, pixels = (*picture.size, _taken(content)), self.resize(picture)
+            picture = load_image(content, name=path, shrink=True)
+            about, pixels = (*full_size(picture), _taken(content)), self.resize(picture)
             picture.thumbnail((THUMBNAIL, THUMBNAIL))
             picture.save(buffer := io.BytesIO(), "WEBP", quality=50)
             return entry._replace(decoded=(pixels, buffer.getvalue(), about))

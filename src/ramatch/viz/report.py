@@ -130,7 +130,7 @@ def _label(entry: dict[str, Any], threshold: float | None) -> str:
 
 def _picture(image: Any, name: str, max_side: int) -> str:
     try:
-        picture = load_image(image)
+        picture = load_image(image, shrink=True)
     except ImageError as error:  # it was readable when it was tagged; a report of the others is still worth having
         return f'<p class="lost">The picture can no longer be read: {html.escape(error.reason)}</p>'
     picture.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
