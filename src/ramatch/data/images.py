@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -241,7 +241,7 @@ def _check_size(width: int, height: int, max_pixels: int | None = None) -> None:
 
 def _check_scans(picture: JpegImageFile) -> None:
     """Refuse a JPEG that is decoded again and again: each scan goes over all pixels, however few bytes it has."""
-    stream, scans, last = picture.fp, 0, b""
+    stream, scans, last = cast(BinaryIO, picture.fp), 0, b""
     place = stream.tell()
     stream.seek(0)
     while chunk := stream.read(1 << 20):
@@ -276,7 +276,7 @@ def _upright(picture: Image.Image, orientation: int) -> Image.Image:
 def _shrink(picture: JpegImageFile, max_pixels: int) -> None:
     """Have a JPEG decoded at a half, a quarter or an eighth of its sides, if only so it keeps to the limit. One of
     several scans would have to be held whole meanwhile."""
-    header = read_header(picture.fp)  # type: ignore[arg-type]
+    header = read_header(cast(BinaryIO, picture.fp))
     if picture.width * picture.height <= max_pixels or header is None or not header.one_pass:
         return
     for part in (2, 4, 8):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-from pathlib import Path
 
 from PIL import Image
 
@@ -52,7 +51,7 @@ def orientation(content: bytes) -> int:
     return exif.get(ORIENTATION, 1)
 
 
-def read_file(path: Path | str) -> bytes:
+def read_file(path: str | os.PathLike) -> bytes:
     """A RAW file, if it is not larger than one can be."""
     with open(path, "rb") as file:
         content = file.read(MAX_BYTES + 1)
