@@ -146,6 +146,15 @@ def number(kind: type[int] | type[float], low: int, high: float = math.inf) -> C
 count, share = number(int, 1), number(float, 0, 1)
 
 
+def seconds(text: str) -> float:
+    """A type of argparse: a time like 2, 2s, 500ms or 1m."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min|h)?", text.strip())
+    value = float(found[1]) * {"ms": 0.001, "m": 60, "min": 60, "h": 3600}.get(found[2], 1) if found else 0
+    if not value:
+        raise argparse.ArgumentTypeError(f"'{text}' is no time like 2s, 500ms or 1m")
+    return value
+
+
 def _device(text: str) -> str:
     if not re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"'{text}' is none of cpu, cuda, cuda:1, mps, xpu")

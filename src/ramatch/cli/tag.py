@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import io
-import json
+import os
 import sys
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..assets import GENERAL
 from ..config import GUESS
 from ..errors import RamatchError, printable
-from ._shared import add_labels, add_matcher, add_model, cell, cleaning_up, count, labels_of, load_recognizer, share
+from ._shared import add_labels, add_matcher, add_model, cleaning_up, count, labels_of, load_recognizer, seconds, share
+from .answers import FORMATS
 from .tagfile import Write, check_out, settings_of, write_answers
+from .tagwrite import Tagging, add_write, check_write, open_tagging, remove_tags
 
 if TYPE_CHECKING:
+    from ..data.find import Found
     from ..prediction import Prediction
 
 TOP = 5  # labels per image, unless told
 UNSURE = f"?: {GUESS}\n"
 RELATIVE = "relative scores, which compare the labels: the model is not calibrated\n"
 REPORT_TOP = 15  # labels listed per image on a page, where the threshold alone would choose
+NAMED = 5  # of the files left out, of each kind
+STDIN = "-"
 
 
 def add_verbs(verbs: Any) -> None:
@@ -36,7 +40,11 @@ def add_verbs(verbs: Any) -> None:
         "some 4,000 words for things, places and actions are looked for, and each thing is said once. Unreadable "
         "images are reported and counted at the end; the exit code is then 1.",
     )
-    parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or globs")
+    add = parser.add_argument
+    add("images", nargs="*", metavar="IMAGES", help="files, folders or globs; - for an image on standard input")
+    what = "a list of files and folders, one a line or ended by zero bytes; - for standard input"
+    add("--from", dest="list", metavar="F", help=what)
+    add("--every", type=seconds, metavar="T", help="of videos too, a frame every T (2s, 500ms, 1m)")
     add_labels(parser, "; by default a general vocabulary")
     add_model(parser)
     group = parser.add_argument_group("output")
@@ -55,74 +63,126 @@ def add_verbs(verbs: Any) -> None:
     add_matcher(group)
     add("--batch-size", type=count, default=16, metavar="N")
     add("--quiet", action="store_true", help="no progress bar")
+    add_write(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..recognizer import predict_files
-
-    labels = labels_of(arguments)
-    paths, failed = _find(arguments.images)
-    _spare_pictures(arguments, paths)
+    check_write(arguments)
+    labels = None if arguments.remove else labels_of(arguments)
+    found = _find(arguments)
+    _spare_pictures(arguments, found.paths)
     check_out(arguments)
     if arguments.maps and arguments.format not in ("json", "jsonl"):
         raise RamatchError("--maps needs --format json or jsonl: a table has no room for maps")
-    total = len(paths) + len(failed)
+    total = len(found.paths) + len(found.missing)
+    _say_skipped(found)
+    with cleaning_up():
+        if arguments.remove:
+            remove_tags(arguments, found.paths, found.missing)
+        else:
+            _tag(arguments, found, labels)
+    for path, reason in found.missing:
+        print(f"ramatch: could not read {printable(path)}: {printable(reason)}", file=sys.stderr)
+    if found.missing:
+        print(f"ramatch: {len(found.missing)} of {total} images could not be read", file=sys.stderr)
+    return 1 if found.missing else 0
+
+
+def _tag(arguments: argparse.Namespace, found: Found, labels: list[str] | None) -> None:
+    """Tag what was found; what fails is added to what is missing."""
+    from ..data.images import name_of
+    from ..recognizer import predict_files
+
     recognizer = load_recognizer(arguments, cache=0)  # every image is seen once
-    if arguments.threshold is not None and not recognizer.calibrated:
-        note = "the threshold is of relative scores, which compare the labels and sum to 1; see ramatch calibrate"
-        print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
     own = recognizer.ram.backbone.given_labels  # of a model without a text tower
     recognizer.set_vocabulary(labels or list(own) or GENERAL)
     settings = settings_of(arguments, labels or list(own) or GENERAL)
-    options = {"maps": arguments.maps or bool(arguments.report), "matcher": arguments.matcher, "failed": failed}
+    options = {"maps": arguments.maps or bool(arguments.report), "matcher": arguments.matcher, "failed": found.missing}
     progress = not arguments.quiet and sys.stderr.isatty()
     options |= {"batch_size": arguments.batch_size, "progress": progress}
+    total = len(found.paths) + len(found.missing)
+    with open_tagging(arguments, recognizer, found.missing) as tagging:
+        if arguments.threshold is not None and not recognizer.calibrated:
+            note = "the threshold is of relative scores, which compare the labels and sum to 1; see ramatch calibrate"
+            print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
 
-    def answer(write: Write, done: Container[str]) -> None:
-        left = [path for path in paths if str(path) not in done]
-        if arguments.resume:
-            print(f"ramatch: {len(paths) - len(left)} of {total} images are answered already", file=sys.stderr)
-        _answer(predict_files(recognizer, left, **options), write, arguments)
+        def answer(write: Write, done: Container[str]) -> None:
+            left = [path for path in found.paths if name_of(path) not in done]
+            if arguments.resume:
+                print(
+                    f"ramatch: {len(found.paths) - len(left)} of {total} images are answered already", file=sys.stderr
+                )
+            _answer(predict_files(recognizer, left, **options), write, arguments, tagging)
 
-    with cleaning_up():
         write_answers(arguments, FORMATS[arguments.format].head, settings, answer)
-    for path, reason in failed:
-        print(f"ramatch: could not read {printable(path)}: {printable(reason)}", file=sys.stderr)
-    if failed:
-        print(f"ramatch: {len(failed)} of {total} images could not be read", file=sys.stderr)
-    return 1 if failed else 0
 
 
-def _find(images: list[str]) -> tuple[list[Path], list[tuple[str, str]]]:
-    """Files to read, each once, and what was named but is not there; only nothing at all is an error."""
-    from ..data.images import find_images
+def _find(arguments: argparse.Namespace) -> Found:
+    """What to read, each once, and what was named but is not there; only nothing at all is an error."""
+    from ..data.find import Found, find, nothing_found
 
-    found: dict[Path, None] = {}
-    missing: list[tuple[str, str]] = []
-    for name in images:
-        try:
-            found.update(dict.fromkeys(find_images(name)))
-        except RamatchError as error:
-            missing.append((name, "no such file or folder" if not Path(name).exists() else str(error)))
-    if not found:
-        find_images(images)  # says what was looked for
-    return list(found), missing
+    names = [name for name in arguments.images if name != STDIN]
+    found = find(names, every=arguments.every)
+    if arguments.list is not None:
+        listed = find(_listed(arguments.list), patterns=False, every=arguments.every)
+        paths = list(dict.fromkeys([*found.paths, *listed.paths]))
+        skipped = {kind: [*found.skipped[kind], *listed.skipped[kind]] for kind in (*found.skipped, *listed.skipped)}
+        found = Found(paths, [*found.missing, *listed.missing], skipped)
+    if STDIN in arguments.images:
+        if arguments.list == STDIN:
+            raise RamatchError("standard input is either an image (-) or a list (--from -)")
+        found.paths.append(_piped())
+    if not (arguments.images or arguments.list):
+        raise RamatchError("no images: name files, folders or globs, or give --from LIST")
+    if not found.paths:
+        _say_skipped(found)
+        if found.missing:
+            raise RamatchError("; ".join(f"{reason}: {name}" for name, reason in found.missing[:NAMED]))
+        raise nothing_found([*arguments.images, *([arguments.list] if arguments.list else [])])
+    return found
+
+
+def _listed(source: str) -> list[str]:
+    """Names in a list, as the disk has them: ended by zero bytes if there is one, else by lines."""
+    content = sys.stdin.buffer.read() if source == STDIN else Path(source).read_bytes()
+    names = content.split(b"\0") if b"\0" in content else content.removeprefix(b"\xef\xbb\xbf").splitlines()
+    return [os.fsdecode(name) for name in names if name.strip()]
+
+
+def _piped() -> Any:
+    """The image on standard input."""
+    picture: BinaryIO = io.BytesIO(sys.stdin.buffer.read())
+    picture.name = STDIN  # type: ignore[misc]
+    return picture
+
+
+def _say_skipped(found: Found) -> None:
+    from ..data.find import VIDEOS
+
+    for kind, paths in found.skipped.items():
+        named = ", ".join(map(printable, paths[:NAMED])) + (f" and {len(paths) - NAMED} more" if paths[NAMED:] else "")
+        what = kind if len(paths) > 1 else kind.removesuffix("s")
+        hint = " (--every 2s takes frames)" if kind == VIDEOS else ""
+        print(f"ramatch: note: left out {len(paths)} {what}{hint}: {named}", file=sys.stderr)
 
 
 def _spare_pictures(arguments: argparse.Namespace, paths: list[Path]) -> None:
     """Refuse to write text over a photograph: `tag *.webp --out` forgets the file's name easily."""
     from ..data.images import is_image_name
 
+    read = {path.resolve() for path in paths if isinstance(path, Path)} if arguments.out or arguments.report else ()
     for option, out in (("--out", arguments.out), ("--report", arguments.report)):
-        if out and (is_image_name(out) or Path(out).resolve() in {path.resolve() for path in paths}):
+        if out and (is_image_name(out) or Path(out).resolve() in read):
             raise RamatchError(f"{option} {out} is the name of an image, which would be overwritten with text")
 
 
-def _answer(answers: Iterator[Prediction], write: Write, arguments: argparse.Namespace) -> None:
+def _answer(
+    answers: Iterator[Prediction], write: Write, arguments: argparse.Namespace, tagging: Tagging | None
+) -> None:
     """Write every answer as it comes, and the page beside it; no more than a batch is held."""
     top = arguments.top or (None if arguments.threshold is not None else TOP)
-    written = _written(answers, write, arguments, top)
+    written = _written(answers, write, arguments, top, tagging)
     first = next(written, None) if arguments.report else None
     if first is not None:
         from ..viz.report import write_report
@@ -134,9 +194,14 @@ def _answer(answers: Iterator[Prediction], write: Write, arguments: argparse.Nam
 
 
 def _written(
-    answers: Iterator[Prediction], write: Write, arguments: argparse.Namespace, top: int | None
+    answers: Iterator[Prediction],
+    write: Write,
+    arguments: argparse.Namespace,
+    top: int | None,
+    tagging: Tagging | None,
 ) -> Iterator[Prediction]:
-    """Pass the answers on as they are written. A page that was asked for is finished even if no one reads these."""
+    """Pass the answers on as they are written. A page that was asked for is finished even if no one reads these, and
+    so are the tags at the images."""
     form, chosen = FORMATS[arguments.format], {"top": top, "threshold": arguments.threshold, "maps": arguments.maps}
     reader_left = False
 
@@ -146,7 +211,7 @@ def _written(
             if not reader_left:
                 write(text, image)
         except BrokenPipeError:
-            if not arguments.report:
+            if not (arguments.report or tagging):
                 raise
             reader_left = True
 
@@ -154,6 +219,11 @@ def _written(
     between, notes = "", dict[str, None]()
     for prediction in answers:
         answer = prediction.to_dict(**chosen)
+        if tagging is not None:
+            change = tagging.update(prediction)
+            if change is None:  # could not be written, and is told at the end
+                continue
+            answer["tags"] = change
         put(between + form.one(answer), answer["image"])
         between = form.between
         if not all(entry["calibrated"] for entry in answer["labels"]):
@@ -162,53 +232,3 @@ def _written(
     put(form.tail)
     if form.notes:
         put("".join(notes))
-
-
-class Format(NamedTuple):
-    """How answers are written: before all, each one, between two, after all; whether notes come last."""
-
-    head: str
-    one: Callable[[dict[str, Any]], str]
-    between: str = ""
-    tail: str = ""
-    notes: bool = False
-
-
-def _table(answer: dict[str, Any]) -> str:
-    entries = [{**entry, "label": printable(entry["label"])} for entry in answer["labels"]]
-    calibrated, width = answer["calibrated"], max((len(entry["label"]) for entry in entries), default=0)
-    lines = [printable(answer["image"])]
-    for entry in entries:
-        value, mark = (
-            entry["probability" if calibrated else "relative"],
-            " " if entry["calibrated"] == calibrated else "?",
-        )
-        lines.append(f"  {entry['label']:<{width}}  {value:5.2f}{mark} {'█' * round(20 * value)}".rstrip())
-    if not entries:
-        lines.append("  (no label reaches the threshold)")
-    return "\n".join(lines) + "\n"
-
-
-def _json(answer: dict[str, Any]) -> str:
-    return "\n" + json.dumps(answer, ensure_ascii=False, indent=None if "grid" in answer else 1)  # maps are long
-
-
-def _jsonl(answer: dict[str, Any]) -> str:
-    return json.dumps(answer, ensure_ascii=False) + "\n"
-
-
-def _csv(answer: dict[str, Any]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    image, rest = cell(answer["image"]), COLUMNS[1:]
-    writer.writerows([image, cell(e["label"]), *(e.get(name) for name in rest)] for e in answer["labels"])
-    return text.getvalue()
-
-
-COLUMNS = ("label", "probability", "score", "relative", "calibrated", "familiarity")  # without calibration: relative
-FORMATS = {
-    "table": Format("", _table, notes=True),
-    "json": Format("[", _json, ",", "\n]\n"),
-    "csv": Format(",".join(["image", *COLUMNS]) + "\n", _csv),
-    "jsonl": Format("", _jsonl),
-}

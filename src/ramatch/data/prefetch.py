@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import RamatchError
-from .images import ImageError
+from .images import ImageError, name_of
 
 Loaded = tuple[Tensor, "str | None", tuple[int, int]]  # uint8 pixels (3, H, W), source, original (width, height)
 
@@ -71,7 +71,7 @@ def prefetch(
         except RamatchError as error:
             if failed is None:
                 raise
-            return ImageError(str(error), name=str(path), reason=getattr(error, "reason", None))
+            return ImageError(str(error), name=name_of(path), reason=getattr(error, "reason", None))
 
     def readable() -> Iterator[Loaded]:
         found = ahead(decode, paths, 2 * batch_size)

@@ -33,6 +33,7 @@ class ExifTool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            start_new_session=True,  # Ctrl-C is for us; what it is writing is finished
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from ..data.lexicon import Lexicon
 from ..errors import RamatchError
 from ..prediction import Prediction
 
-SURE = 0.5  # probability from which a tag is written, unless told
+SURE = 0.7  # probability from which a tag is written, unless told: in a library a wrong tag costs more than none
 
 
 class Keyword(NamedTuple):
@@ -59,18 +59,22 @@ class Merged:
 
 
 def merge(
-    present: Iterable[str], before: Sequence[Keyword], rejected: Iterable[str], found: Sequence[Keyword] | None
+    present: Iterable[str],
+    before: Sequence[Keyword],
+    rejected: Iterable[str],
+    found: Sequence[Keyword] | None,
+    elsewhere: Iterable[str] = (),
 ) -> Merged:
-    """`present`: all tags of the image; `before` and `rejected`: what an earlier run noted; `found`: what shall be there
-    now, None to take away what is ours and forget the rest."""
-    words, ours = list(present), {keyword.label for keyword in before}
-    by_hand = {_same(word): word for word in words if word not in ours}
+    """`present`: all tags where ours are kept, `elsewhere`: those that the image has in other places; `before` and
+    `rejected`: what an earlier run noted; `found`: what shall be there now, None to take away what is ours and forget
+    the rest."""
     if found is None:
         return Merged(tuple(before), (), (), ())
-    there = set(words)
-    gone = dict.fromkeys([*rejected, *(k.label for k in before if k.label not in there)])
-    gone = {label: None for label in gone if _same(label) not in by_hand}
-    away = by_hand.keys() | {_same(label) for label in gone}
+    there, ours = list(present), dict.fromkeys(keyword.label for keyword in before)
+    by_hand = {_same(word): word for word in (*there, *elsewhere) if word not in ours}
+    gone = [*rejected, *(label for label in ours if label not in there)]
+    gone = [label for label in dict.fromkeys(gone) if _same(label) not in by_hand]
+    away = by_hand.keys() | set(map(_same, gone))
     after = {_same(k.label): k for k in reversed(found) if _same(k.label) not in away}
     again = tuple(by_hand[_same(k.label)] for k in found if _same(k.label) in by_hand)
     return Merged(tuple(before), tuple(reversed(after.values())), tuple(gone), again)

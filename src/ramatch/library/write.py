@@ -6,14 +6,17 @@ away again. See docs/library.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
+from .. import __version__
 from ..data.images import EXTENSIONS
 from ..data.raw import is_raw_name
 from ..errors import RamatchError
@@ -66,7 +69,7 @@ def _change(image: Path, target: Path, merged: Merged, written: bool) -> Change:
 def _retag(packet: Packet, found: Sequence[Keyword] | None, made: str, others: Sequence[str]) -> tuple[bytes, Merged]:
     """A packet with tags changed, the same if there is nothing to change. others: tags that stand outside of it."""
     before = [Keyword.parse(text) for text in packet.words(TAGS)]
-    merged = merge([*packet.words(SUBJECT), *others], before, packet.words(REJECTED), found)
+    merged = merge(packet.words(SUBJECT), before, packet.words(REJECTED), found, others)
     notes, rejected = [str(keyword) for keyword in merged.after], list(merged.rejected)
     same = packet.words(TAGS) == notes and packet.words(REJECTED) == rejected
     if same and {k.label for k in merged.after} <= set(packet.words(SUBJECT)):
@@ -95,7 +98,7 @@ class Sidecars:
         content, merged = _retag(packet, found, self.made, ())
         written = content != packet.content
         if written and not self.dry_run:
-            _replace(target, before, None if content == EMPTY else content)
+            _replace(target, before, None if Packet(content).blank else content)
         return _change(image, target, merged, written)
 
     def close(self) -> None:
@@ -154,7 +157,7 @@ class Images:
         written = content != packet.content
         if written and not self.dry_run:
             changes = _iptc(path, about, known, merged) if path.suffix.lower() in WITH_IPTC else []
-            self.exiftool.write(path, changes, b"" if content == EMPTY else content)
+            self.exiftool.write(path, changes, b"" if Packet(content).blank else content)
         return _change(image, image, merged, written)
 
     def close(self) -> None:
@@ -194,11 +197,11 @@ class TextFiles:
         there = {word.strip() for word in SEPARATOR.split(text) if word.strip()}
         note = self._noted(image.parent).get(target.name, {})
         ours = [Keyword.parse(line) for line in note.get("tags", [])]
-        if note.get("unfinished"):  # stopped while it was written: what is missing was never there
+        if "unfinished" in note:  # stopped while it was written: what is missing was never there
             ours = [keyword for keyword in ours if keyword.label in there]
         merged = merge(there, ours, note.get("rejected", []), found)
         new = {"tags": [str(k) for k in merged.after], "rejected": list(merged.rejected)}
-        written = new != {name: note.get(name, []) for name in new}
+        written = "unfinished" in note or new != {name: note.get(name, []) for name in new}
         if written and not self.dry_run:
             all_of_ours = [*dict.fromkeys([*map(str, ours), *new["tags"]])]
             self._note(image.parent, target.name, {**new, "tags": all_of_ours, "unfinished": True})
@@ -247,3 +250,18 @@ def _text(path: Path, content: bytes | None) -> str:
 
 
 WRITERS: dict[str, Callable[..., TagWriter]] = {"txt": TextFiles, "xmp": Sidecars, "exif": Images}
+
+
+@contextlib.contextmanager
+def open_writer(kind: str, made: str, *, dry_run: bool = False) -> Iterator[TagWriter]:
+    """A writer of `WRITERS`. made: what is noted beside our tags (see `made_by`)."""
+    writer = WRITERS[kind](made, dry_run=dry_run)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def made_by(model: str) -> str:
+    """Date, program and model."""
+    return f"{datetime.now(timezone.utc).isoformat(timespec='seconds')} ramatch {__version__} {model}".strip()

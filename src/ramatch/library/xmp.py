@@ -121,8 +121,10 @@ class Packet:
     def has(self, name: Name) -> bool:
         return name[1:3] in self.lists
 
-    def holds_only(self, names: Iterable[Name]) -> bool:
-        return not self.attributes and self.lists.keys() <= {name[1:3] for name in names}
+    @property
+    def blank(self) -> bool:
+        """A packet of our own with nothing in it."""
+        return not self.attributes and not self.lists and b'x:xmptk="ramatch"' in self.content
 
     def changed(self, changes: Mapping[Name, tuple[Iterable[str], Sequence[str]]]) -> bytes:
         """The packet with these words taken out of its lists and those put in: `{name: (out, in)}`. A list that this
