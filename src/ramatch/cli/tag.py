@@ -76,12 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.maps and arguments.format not in ("json", "jsonl"):
         raise RamatchError("--maps needs --format json or jsonl: a table has no room for maps")
     total = len(found.paths) + len(found.missing)
-    _say_skipped(found)
     with cleaning_up():
         if arguments.remove:
             remove_tags(arguments, found.paths, found.missing)
         else:
             _tag(arguments, found, labels)
+    _say_skipped(found)
     for path, reason in found.missing:
         print(f"ramatch: could not read {printable(path)}: {printable(reason)}", file=sys.stderr)
     if found.missing:

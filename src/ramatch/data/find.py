@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import RamatchError
 from .images import is_image_name, natural_key
-from .video import frame_names, is_video_name
+from .video import frame_names, is_video_name, split_name
 
 HIDDEN_FOLDERS, HIDDEN_FILES, VIDEOS, OTHER = "hidden folders", "hidden files", "videos", "other files"
 
@@ -55,7 +55,7 @@ def find(names: Iterable[str | os.PathLike], *, patterns: bool = True, every: fl
         path = Path(os.path.expanduser(name))
         if path.is_dir():
             hits = _in_order(_walk(path, found.skipped))
-        elif os.path.lexists(path):
+        elif os.path.lexists(path) or ((frame := split_name(path)) and os.path.lexists(frame[0])):
             hits = [path]
         elif patterns and glob.has_magic(str(path)):
             hits = _in_order(_matching(str(path), found.skipped))
