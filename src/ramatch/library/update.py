@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..data.images import full_size, is_image_name, load_image, natural_key
+from ..data.find import HIDDEN_FOLDERS, find
+from ..data.images import full_size, load_image
 from ..data.prefetch import ahead, chunks
 from ..errors import RamatchError
 from .features import Encoder
@@ -72,8 +73,9 @@ class Updater:
     def run(self, folder: Path, skip: Path, *, batch_size: int, progress: bool) -> Update:
         from tqdm import tqdm  # comes with transformers
 
-        paths, hidden = find_files(folder, skip)
-        seen = {self.key(path): path for path in paths}
+        found = find([folder])
+        paths = [str(path) for path in found.paths if path.is_file() and not path.is_relative_to(skip)]
+        seen, hidden = {self.key(path): path for path in paths}, len(found.skipped[HIDDEN_FOLDERS])
         if not seen:  # also where there were some: rather a drive that is not mounted than an order to forget them all
             raise RamatchError(f"no images in {folder} ({hidden} hidden folders were not looked into)")
         self.gone = {k: v[2] for k, v in self.known.items() if k not in seen and self.is_inside(k, folder)}
@@ -148,16 +150,6 @@ class Updater:
         self.photos.update(added)
         self.gone, self.rows = gone, self.rows + len(fresh)
         self.counts += counts
-
-
-def find_files(folder: Path, skip: Path) -> tuple[list[str], int]:
-    """Pictures under a folder in natural order, and the number of hidden folders left out."""
-    found, hidden = [], 0
-    for place, folders, names in os.walk(folder):
-        hidden += sum(name.startswith(".") for name in folders)
-        folders[:] = [n for n in folders if not n.startswith(".") and os.path.join(place, n) != str(skip)]
-        found += [os.path.join(place, name) for name in names if is_image_name(name)]
-    return sorted(filter(os.path.isfile, found), key=natural_key), hidden
 
 
 def _stamp(path: str) -> list[int]:
