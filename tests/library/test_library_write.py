@@ -150,7 +150,7 @@ def test_no_tags_at_all_make_no_file(kind: str, photo: Path) -> None:
     assert [path.name for path in photo.parent.iterdir()] == [photo.name]
 
 
-@pytest.mark.parametrize("kind", ["txt", "xmp"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_changes_meanwhile_is_not_overwritten(
     kind: str, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,8 +34,8 @@ LIGHTROOM = f"""<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="Adobe XMP Core 7.0"
 """.encode()
 ATTRIBUTES_ONLY = f"""{HEAD}<rdf:Description rdf:about='' xmlns:xmp='http://ns.adobe.com/xap/1.0/' xmp:Label='a>b'/>
 </rdf:RDF>""".encode()
-OTHER_PREFIX = f"""<R:RDF xmlns:R="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:d="{DC}"><R:Description R:about="">
-<d:subject><R:Bag/></d:subject></R:Description></R:RDF>""".encode()
+OTHER_PREFIX = f"""<R:RDF xmlns:R="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:d="{DC}">
+<R:Description R:about=""><d:subject><R:Bag/></d:subject></R:Description></R:RDF>""".encode()
 ONE_LINE = f"""{HEAD}<rdf:Description xmlns:dc="{DC}"><dc:subject><rdf:Bag><rdf:li>a</rdf:li></rdf:Bag></dc:subject>
 </rdf:Description></rdf:RDF>""".encode()
 WORDS = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1), unique=True)

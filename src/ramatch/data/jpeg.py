@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import BinaryIO, NamedTuple
 
-SEGMENTS = 4096  # of a header; cameras write some tens, long XMP hundreds
+SEGMENTS = 1024  # of a header; cameras write some tens, long XMP hundreds
 BASELINE = (0xC0, 0xC1)  # lines of blocks, one after the other; other kinds go over the picture several times
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 

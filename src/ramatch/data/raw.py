@@ -15,7 +15,7 @@ from .jpeg import BASELINE, read_header
 
 ENDINGS = (".dng", ".nef", ".nrw", ".cr2", ".cr3", ".arw", ".srf", ".sr2", ".raf", ".orf", ".rw2", ".pef", ".srw")
 MAX_BYTES = 1 << 30
-CANDIDATES = 1000  # places that look like the start of a JPEG; in noise there is one in 16 MB
+CANDIDATES = 200  # places that look like the start of a JPEG; in noise there is one in 16 MB
 PROGRESSIVE = 0xC2
 ORIENTATION = 0x0112  # EXIF
 

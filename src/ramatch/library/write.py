@@ -1,7 +1,7 @@
 """Tags written to where other programs find them: a text file or an XMP sidecar beside an image, or the image itself.
 
 Ours are noted apart from those made by hand, so that a later run replaces its own alone, and all of them can be taken
-away again. See docs/library.md.
+away again. See docs/tagging.md.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ BARE_IPTC = {"CodedCharacterSet", "EnvelopeRecordVersion", "ApplicationRecordVer
 SEPARATOR = re.compile(r"\s*[,\n]\s*")
 RECORD = ".ramatch-tags.jsonl"  # beside text files of tags: which of them are ours
 MAX_TEXT = 1 << 20
+CHANGED = "changed by another program just now; left as that wrote it"
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _replace(target: Path, before: bytes | None, content: bytes | None) -> None:
     """Give a file other content, or remove it, unless somebody else has changed it meanwhile."""
     now = target.read_bytes() if target.exists() else None
     if now != before:
-        raise RamatchError(f"{target.name} was changed by another program just now")
+        raise RamatchError(f"{target.name}: {CHANGED}")
     if content is None:
         target.unlink()
         return
@@ -147,6 +148,7 @@ class Images:
         if image.suffix.lower() not in WITH_XMP:
             raise RamatchError(f"no tags are written into {image.suffix or 'such'} files; write sidecars (xmp)")
         path = Path(os.path.realpath(image))
+        stamp = _stamp(path)
         about = self.exiftool.read(path, "IPTC:all", "XMP-xmpNote:HasExtendedXMP")
         if about.pop("HasExtendedXMP", None):
             raise RamatchError("its XMP lies in several parts; write sidecars (xmp)")
@@ -156,12 +158,19 @@ class Images:
         content, merged = _retag(packet, found, self.made, known)
         written = content != packet.content
         if written and not self.dry_run:
+            if _stamp(path) != stamp:
+                raise RamatchError(CHANGED)
             changes = _iptc(path, about, known, merged) if path.suffix.lower() in WITH_IPTC else []
             self.exiftool.write(path, changes, b"" if Packet(content).blank else content)
         return _change(image, image, merged, written)
 
     def close(self) -> None:
         self.exiftool.close()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _iptc(path: Path, about: dict[str, Any], known: Sequence[str], merged: Merged) -> list[str]:
