@@ -340,6 +340,27 @@ def test_images_that_are_not_written_into(photo: Path, tmp_path: Path) -> None:
 
 
 @needs_exiftool
+def test_xmp_in_several_parts_is_left_alone(photo: Path) -> None:
+    long = photo.with_name("long.txt")
+    long.write_text("word " * 20_000)
+    subprocess.run(["exiftool", "-q", "-overwrite_original", f"-XMP:Description<={long}", photo], check=True)
+    before = photo.read_bytes()
+    with pytest.raises(RamatchError, match=r"several parts; write sidecars \(xmp\)"):
+        update("exif", photo, DOG)
+    assert photo.read_bytes() == before
+
+
+@needs_exiftool
+def test_keywords_in_latin_1_stay_readable(photo: Path) -> None:
+    hand = ["-IPTC:Keywords=Müller", "-IPTC:City=Köln"]
+    subprocess.run(["exiftool", "-q", "-overwrite_original", *hand, photo], check=True)
+    assert b"M\xfcller" in photo.read_bytes()
+    update("exif", photo, SIZE)
+    assert exiftool(photo, "-IPTC:Keywords", "-IPTC:City") == {"Keywords": ["Müller", "größe"], "City": "Köln"}
+    assert update("exif", photo, Keyword(("müller",), 0.9)).by_hand == ("Müller",)
+
+
+@needs_exiftool
 def test_one_broken_image_does_not_end_exiftool(photo: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     with open_writer("exif", "made") as writer:
