@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from ramatch.errors import RamatchError
 from ramatch.library import Keyword, keywords_of, open_writer
 from ramatch.library import write as module
 from ramatch.library.keywords import merge
-from ramatch.library.write import SUBJECT, TAGS, sidecar_of
+from ramatch.library.write import HIERARCHY, SUBJECT, TAGS, sidecar_of
 from ramatch.library.xmp import Packet
 from ramatch.prediction import Prediction
 
@@ -195,6 +196,20 @@ def test_a_text_of_tags_keeps_its_form(photo: Path) -> None:
     assert text.read_text() == "1girl ,  long hair\nsolo\n"
 
 
+def test_a_note_that_was_cut_short_is_cut_away(photo: Path) -> None:
+    update("txt", photo, DOG)
+    record = photo.with_name(module.RECORD)
+    whole = record.read_bytes()
+    record.write_bytes(whole + b'{"file": "photo.txt", "ta\xc3')
+    assert not update("txt", photo, DOG).written
+    assert update("txt", photo, CAT).removed == ("dog",)
+    assert record.read_bytes().startswith(whole)
+    assert all(json.loads(line) for line in record.read_text().splitlines())
+    record.write_text("what is this\n")
+    with pytest.raises(RamatchError, match="not valid JSON"):
+        update("txt", photo, DOG)
+
+
 def test_text_files_that_are_not_touched(photo: Path) -> None:
     photo.with_suffix(".txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(RamatchError, match=r"photo\.txt is not text"):
@@ -243,6 +258,45 @@ def test_trees_of_other_programs_are_served_where_there_are_any(photo: Path) -> 
     assert Packet(sidecar_of(photo).read_bytes()).words(digikam) == ["Pets/Rex", "animal/dog"]
     update("xmp", photo, remove=True)
     assert Packet(sidecar_of(photo).read_bytes()).words(digikam) == ["Pets/Rex"]
+
+
+def test_a_tree_made_by_hand_counts_too(photo: Path) -> None:
+    sidecar_of(photo).write_bytes(before := Packet().changed({HIERARCHY: ((), ["animal|dog", "Pets|Cat"])}))
+    assert update("xmp", photo, DOG, CAT, SIZE).by_hand == ("dog", "Cat")
+    assert Packet(sidecar_of(photo).read_bytes()).words(SUBJECT) == ["größe"]
+    update("xmp", photo, remove=True)
+    assert sidecar_of(photo).read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_a_new_sidecar_takes_over_the_tags_in_the_image(kind: str, tmp_path: Path) -> None:
+    """Programs that find a sidecar do not look into the image any more."""
+    inside = Packet().changed({SUBJECT: ((), ["Rex", "Dog"]), HIERARCHY: ((), ["Pets|Rex", "Dog"])})
+    photo = tmp_path / f"photo.{kind.lower()}"
+    text = PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", inside.decode())
+    options = {"PNG": {"pnginfo": text}, "TIFF": {"tiffinfo": {700: inside}}}
+    noise_picture().save(photo, kind, **options.get(kind, {"xmp": inside}))
+    change = update("xmp", photo, DOG, SIZE)
+    assert (change.added, change.by_hand) == (("größe",), ("Dog",))
+    packet = Packet(sidecar_of(photo).read_bytes())
+    assert packet.words(SUBJECT) == ["Rex", "Dog", "größe"]
+    assert packet.words(HIERARCHY) == ["Pets|Rex", "Dog", "größe"]
+    update("xmp", photo, remove=True)
+    assert not sidecar_of(photo).exists()
+
+
+@needs_exiftool
+def test_a_new_sidecar_takes_over_keywords_but_not_ours(photo: Path) -> None:
+    subprocess.run(["exiftool", "-q", "-overwrite_original", "-IPTC:Keywords=Müller", photo], check=True)
+    update("exif", photo, DOG)
+    update("xmp", photo, CAT)
+    assert Packet(sidecar_of(photo).read_bytes()).words(SUBJECT) == ["Müller", "cat"]
+
+
+def test_a_broken_image_can_have_a_sidecar(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff broken")
+    assert update("xmp", tmp_path / "a.jpg", DOG).added == ("dog",)
 
 
 def test_notes_that_somebody_changed_are_an_error_in_words(photo: Path) -> None:

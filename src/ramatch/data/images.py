@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
+from PIL.IptcImagePlugin import getiptcinfo
 from PIL.JpegImagePlugin import JpegImageFile
 
 from ..errors import RamatchError, require
@@ -33,6 +35,7 @@ MAX_SIDE = 65_535  # JPEG's own limit; a strip of one pixel by millions is no pi
 MAX_SCANS = 300  # of a JPEG; encoders write about ten, and a hostile file of 2 MB holds a decoder for minutes with more
 MAX_WORK = 1_000_000_000  # scans x pixels: the largest picture in ten scans
 STRIP = 1 << 22  # pixels that are converted to RGB at a time
+_KEYWORDS = (2, 25)  # IPTC
 FULL_SIZE = "full_size"  # in `info` of a picture that was scaled down while it was decoded
 _HELD = "held"  # in `info` of a RAW file's preview: how the camera was
 _TURNS = {  # by EXIF's number
@@ -44,6 +47,7 @@ _TURNS = {  # by EXIF's number
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_ON_EDGE = (5, 6, 7, 8)
 
 
 class ImageError(RamatchError):
@@ -84,16 +88,17 @@ def load_image(
         shrink = shrink and not isinstance(source, Image.Image)  # which is not ours to change
         with nullcontext(source) if isinstance(source, Image.Image) else _open(source, name, shrink) as picture:
             size = picture.size
-            if isinstance(picture, JpegImageFile) and picture.fp is not None:
-                _check_scans(picture)
-                if shrink and max_pixels is not None:
-                    _shrink(picture, max_pixels)
+            if shrink and max_pixels is not None and isinstance(picture, JpegImageFile):
+                _shrink(picture, max_pixels)
+            shrunk = picture.size != size
             _check_size(*picture.size, max_pixels)
+            if isinstance(picture, JpegImageFile) and picture.fp is not None:
+                _check_scans(picture, *size)
             picture.load()
-            shrunk = picture.size != size and shrink
-            out = _upright(_to_rgb(picture), _orientation(picture))
+            orientation = _orientation(picture)
+            out = _upright(_to_rgb(picture), orientation)
             if shrunk:
-                out.info[FULL_SIZE] = size if (out.width > out.height) == (size[0] > size[1]) else size[::-1]
+                out.info[FULL_SIZE] = size[::-1] if orientation in _ON_EDGE else size
             return out
     except ImageError as error:
         raise named(error.reason, type(error)) from error.__cause__
@@ -239,7 +244,7 @@ def _check_size(width: int, height: int, max_pixels: int | None = None) -> None:
         raise ImageTooLargeError(f"{width}x{height} has a side of more than {MAX_SIDE:,} pixels")
 
 
-def _check_scans(picture: JpegImageFile) -> None:
+def _check_scans(picture: JpegImageFile, width: int, height: int) -> None:
     """Refuse a JPEG that is decoded again and again: each scan goes over all pixels, however few bytes it has."""
     stream, scans, last = cast(BinaryIO, picture.fp), 0, b""
     place = stream.tell()
@@ -248,8 +253,9 @@ def _check_scans(picture: JpegImageFile) -> None:
         scans += chunk.count(b"\xff\xda") + (last + chunk[:1] == b"\xff\xda")  # in coded data a 0 follows each 255
         last = chunk[-1:]
     stream.seek(place)
-    if scans > MAX_SCANS or scans * picture.width * picture.height > MAX_WORK:
-        raise ImageTooLargeError(f"a JPEG of {scans:,} scans, more than a picture of its size has; save it again")
+    if scans > MAX_SCANS or scans * width * height > MAX_WORK:
+        size = f"{width}x{height} pixels"
+        raise ImageTooLargeError(f"a JPEG of {scans:,} scans of {size}, more than a picture has; save it again")
 
 
 def name_of(source: Any) -> str | None:
@@ -258,6 +264,19 @@ def name_of(source: Any) -> str | None:
         return os.fspath(source)
     inner = getattr(source, "filename", None) or getattr(source, "name", None)
     return inner if isinstance(inner, str) and inner else None
+
+
+def embedded_metadata(path: str | os.PathLike) -> tuple[bytes, list[bytes]]:
+    """The XMP packet in an image file and its IPTC keywords, as they are; empty where there is nothing to be read."""
+    try:
+        with _identify(path, shrink=True) as picture:
+            iptc = getiptcinfo(cast(ImageFile, picture)) or {}
+            found, packet = iptc.get(_KEYWORDS, []), picture.info.get("xmp") or b""
+            return packet if isinstance(packet, bytes) else packet.encode(), found if isinstance(found, list) else [
+                found
+            ]
+    except Exception:  # as in load_image
+        return b"", []
 
 
 def _orientation(picture: Image.Image) -> int:

@@ -11,6 +11,7 @@ import os
 
 from PIL import Image
 
+from ..errors import RamatchError
 from .jpeg import BASELINE, read_header
 
 ENDINGS = (".dng", ".nef", ".nrw", ".cr2", ".cr3", ".arw", ".srf", ".sr2", ".raf", ".orf", ".rw2", ".pef", ".srw")
@@ -56,5 +57,5 @@ def read_file(path: str | os.PathLike) -> bytes:
     with open(path, "rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES >> 20} MB")
+        raise RamatchError(f"a RAW file of more than {MAX_BYTES >> 20} MB")
     return content

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import __version__
-from ..data.images import EXTENSIONS
+from ..data.images import EXTENSIONS, embedded_metadata
 from ..data.raw import is_raw_name
 from ..errors import RamatchError
 from ..files import expect, parse_json, write_atomic
@@ -70,20 +70,29 @@ def _change(image: Path, target: Path, merged: Merged, written: bool) -> Change:
 def _retag(packet: Packet, found: Sequence[Keyword] | None, made: str, others: Sequence[str]) -> tuple[bytes, Merged]:
     """A packet with tags changed, the same if there is nothing to change. others: tags that stand outside of it."""
     before = [Keyword.parse(text) for text in packet.words(TAGS)]
-    merged = merge(packet.words(SUBJECT), before, packet.words(REJECTED), found, others)
+    forms: dict[Name, Callable[[Keyword], str]] = {SUBJECT: lambda k: k.label, HIERARCHY: lambda k: "|".join(k.path)}
+    forms |= {name: _slashed for name in SLASHED if packet.has(name)}
+    trees = {name: set(packet.words(name)) - {form(k) for k in before} for name, form in forms.items()}
+    elsewhere = [_leaf(name, path) for name, paths in trees.items() for path in paths]
+    merged = merge(packet.words(SUBJECT), before, packet.words(REJECTED), found, [*others, *elsewhere])
     notes, rejected = [str(keyword) for keyword in merged.after], list(merged.rejected)
     same = packet.words(TAGS) == notes and packet.words(REJECTED) == rejected
     if same and {k.label for k in merged.after} <= set(packet.words(SUBJECT)):
         return packet.content, merged
-    forms: dict[Name, Callable[[Keyword], str]] = {SUBJECT: lambda k: k.label, HIERARCHY: lambda k: "|".join(k.path)}
-    for name in SLASHED:
-        if packet.has(name):
-            forms[name] = lambda k: "/".join(part.replace("/", "-") for part in k.path)
     changes = {name: ([form(k) for k in before], [form(k) for k in merged.after]) for name, form in forms.items()}
     changes[TAGS] = (packet.words(TAGS), notes)
     changes[REJECTED] = (packet.words(REJECTED), rejected)
     changes[MADE] = (packet.words(MADE), [made] if notes or rejected else [])
     return packet.changed(changes), merged
+
+
+def _leaf(name: Name, word: str) -> str:
+    """The tag itself, of a word in one of the lists."""
+    return word if name == SUBJECT else word.rpartition("/" if name in SLASHED else "|")[2]
+
+
+def _slashed(keyword: Keyword) -> str:
+    return "/".join(part.replace("/", "-") for part in keyword.path)
 
 
 class Sidecars:
@@ -95,15 +104,37 @@ class Sidecars:
     def update(self, image: Path, found: Sequence[Keyword] | None) -> Change:
         target = sidecar_of(image)
         before = target.read_bytes() if target.exists() else None
-        packet = Packet(EMPTY if before is None else before)
+        packet = Packet(_new_sidecar(image) if before is None else before)
         content, merged = _retag(packet, found, self.made, ())
         written = content != packet.content
         if written and not self.dry_run:
-            _replace(target, before, None if Packet(content).blank else content)
+            needless = not merged.after and content == _new_sidecar(image)
+            _replace(target, before, None if needless else content)
         return _change(image, target, merged, written)
 
     def close(self) -> None:
         pass
+
+
+def _new_sidecar(image: Path) -> bytes:
+    """A packet with the tags that are in the image itself, but ours: many programs look at the sidecar instead."""
+    content, keywords = embedded_metadata(image)
+    try:
+        inside = Packet(content or EMPTY)
+        ours = {Keyword.parse(text).label for text in inside.words(TAGS)}
+    except RamatchError:  # it shall not keep an image from having a sidecar
+        inside, ours = Packet(), set()
+    lists = {name: inside.words(name) for name in (SUBJECT, HIERARCHY, *SLASHED)}
+    lists[SUBJECT] = list(dict.fromkeys([*lists[SUBJECT], *map(_decoded, keywords)]))
+    kept = {name: [word for word in words if _leaf(name, word) not in ours] for name, words in lists.items()}
+    return Packet().changed({name: ((), words) for name, words in kept.items()})
+
+
+def _decoded(keyword: bytes) -> str:
+    try:
+        return keyword.decode()
+    except UnicodeDecodeError:
+        return keyword.decode("latin-1")
 
 
 def sidecar_of(image: Path) -> Path:
@@ -195,6 +226,7 @@ class TextFiles:
         self.made, self.dry_run = made, dry_run
         self._folder: Path | None = None
         self._notes: dict[str, dict[str, Any]] = {}
+        self._cut: int | None = None  # where the file of notes ends, if a run that was killed left part of a line
 
     def update(self, image: Path, found: Sequence[Keyword] | None) -> Change:
         if siblings := _siblings(image):
@@ -226,16 +258,21 @@ class TextFiles:
         """Notes of a folder; of several for a file the last one counts."""
         if folder != self._folder:
             self._folder, self._notes, path = folder, {}, folder / RECORD
-            for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-                entry = expect(parse_json(line, path), dict, path)
+            content = path.read_bytes() if path.exists() else b""
+            end = content.rfind(b"\n") + 1
+            self._cut = end if end < len(content) else None
+            for line in content[:end].splitlines():
+                entry = expect(parse_json(line.decode("utf-8", "replace"), path), dict, path)
                 self._notes[expect(entry.get("file"), str, path)] = entry
         return self._notes
 
     def _note(self, folder: Path, name: str, note: dict[str, Any]) -> None:
         entry = {"file": name, **note, "made": self.made}
-        with (folder / RECORD).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        self._notes[name] = note
+        with (folder / RECORD).open("ab") as file:
+            if self._cut is not None:
+                file.truncate(self._cut)
+            file.write(json.dumps(entry).encode() + b"\n")
+        self._notes[name], self._cut = note, None
 
 
 def _with_tags(text: str, out: Container[str], into: str) -> str:
