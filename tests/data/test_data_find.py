@@ -47,7 +47,7 @@ def test_missing_names_do_not_stop_the_others(folder: Path) -> None:
         (str(folder / "gone.jpg"), "no such file or folder"),
         (str(folder / "*.bmp"), "no images found"),
     ]
-    assert find([folder / "*.jpg"], patterns=False).missing == [(str(folder / "*.jpg"), "no such file or folder")]
+    assert find([], listed=[folder / "*.jpg"]).missing == [(str(folder / "*.jpg"), "no such file or folder")]
 
 
 def test_videos_become_frames(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets a stand-in, not a crash
             stream.reconfigure(errors="replace")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with a picture is said in our own words
     use_growing_segments()
     arguments = parse(argv)
     try:

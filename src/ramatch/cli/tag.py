@@ -78,19 +78,20 @@ def run(arguments: argparse.Namespace) -> int:
     total = len(found.paths) + len(found.missing)
     with cleaning_up():
         if arguments.remove:
-            remove_tags(arguments, found.paths, found.missing)
+            all_written = remove_tags(arguments, found.paths)
         else:
-            _tag(arguments, found, labels)
+            all_written = _tag(arguments, found, labels)
     _say_skipped(found)
     for path, reason in found.missing:
         print(f"ramatch: could not read {printable(path)}: {printable(reason)}", file=sys.stderr)
     if found.missing:
         print(f"ramatch: {len(found.missing)} of {total} images could not be read", file=sys.stderr)
-    return 1 if found.missing else 0
+    return 1 if found.missing or not all_written else 0
 
 
-def _tag(arguments: argparse.Namespace, found: Found, labels: list[str] | None) -> None:
-    """Tag what was found; what fails is added to what is missing."""
+def _tag(arguments: argparse.Namespace, found: Found, labels: list[str] | None) -> bool:
+    """Tag what was found, and say whether all tags were written that were to be; what cannot be read is added to what
+    is missing."""
     from ..data.images import name_of
     from ..recognizer import predict_files
 
@@ -102,7 +103,7 @@ def _tag(arguments: argparse.Namespace, found: Found, labels: list[str] | None) 
     progress = not arguments.quiet and sys.stderr.isatty()
     options |= {"batch_size": arguments.batch_size, "progress": progress}
     total = len(found.paths) + len(found.missing)
-    with open_tagging(arguments, recognizer, found.missing) as tagging:
+    with open_tagging(arguments, recognizer) as tagging:
         if arguments.threshold is not None and not recognizer.calibrated:
             note = "the threshold is of relative scores, which compare the labels and sum to 1; see ramatch calibrate"
             print(f"ramatch: note: '{arguments.model}' is not calibrated: {note}", file=sys.stderr)
@@ -116,25 +117,21 @@ def _tag(arguments: argparse.Namespace, found: Found, labels: list[str] | None) 
             _answer(predict_files(recognizer, left, **options), write, arguments, tagging)
 
         write_answers(arguments, FORMATS[arguments.format].head, settings, answer)
+    return tagging is None or not tagging.failed
 
 
 def _find(arguments: argparse.Namespace) -> Found:
     """What to read, each once, and what was named but is not there; only nothing at all is an error."""
-    from ..data.find import Found, find, nothing_found
+    from ..data.find import find, nothing_found
 
-    names = [name for name in arguments.images if name != STDIN]
-    found = find(names, every=arguments.every)
-    if arguments.list is not None:
-        listed = find(_listed(arguments.list), patterns=False, every=arguments.every)
-        paths = list(dict.fromkeys([*found.paths, *listed.paths]))
-        skipped = {kind: [*found.skipped[kind], *listed.skipped[kind]] for kind in (*found.skipped, *listed.skipped)}
-        found = Found(paths, [*found.missing, *listed.missing], skipped)
-    if STDIN in arguments.images:
-        if arguments.list == STDIN:
-            raise RamatchError("standard input is either an image (-) or a list (--from -)")
-        found.paths.append(_piped())
     if not (arguments.images or arguments.list):
         raise RamatchError("no images: name files, folders or globs, or give --from LIST")
+    if STDIN in arguments.images and arguments.list == STDIN:
+        raise RamatchError("standard input is either an image (-) or a list (--from -)")
+    names = [name for name in arguments.images if name != STDIN]
+    found = find(names, listed=_listed(arguments.list) if arguments.list else (), every=arguments.every)
+    if STDIN in arguments.images:
+        found.paths.append(_piped())
     if not found.paths:
         _say_skipped(found)
         if found.missing:

@@ -43,6 +43,10 @@ def check_write(arguments: argparse.Namespace) -> None:
         raise RamatchError(f"--{given[0].replace('_', '-')} needs --write: {', '.join(KINDS)}")
     if arguments.write and arguments.every is not None:
         raise RamatchError("--write with --every: frames of a video are no files that could hold tags")
+    if arguments.write == "exif":
+        from ..library.exiftool import find_program
+
+        find_program()  # before a model is loaded for nothing
     wrong = [name for name in ("out", "report", "format", "resume", "maps") if getattr(arguments, name)]
     if arguments.remove and wrong:
         raise RamatchError(f"--remove with --{wrong[0]}: images are not tagged when tags are taken away")
@@ -51,8 +55,9 @@ def check_write(arguments: argparse.Namespace) -> None:
 class Tagging:
     """Changes tags at images one by one, keeps count, and notes what could not be written."""
 
-    def __init__(self, writer: TagWriter, arguments: argparse.Namespace, failed: list[tuple[str, str]]) -> None:
-        self.writer, self.failed, self.counts = writer, failed, Counter[str]()
+    def __init__(self, writer: TagWriter, arguments: argparse.Namespace) -> None:
+        self.writer, self.counts = writer, Counter[str]()
+        self.failed: list[tuple[str, str]] = []
         self.dry_run = bool(arguments.dry_run)
         self.chosen = {"top": arguments.top, "threshold": arguments.threshold, "under": arguments.under}
 
@@ -69,8 +74,7 @@ class Tagging:
                 raise RamatchError("not a file that could hold tags")
             change = self.writer.update(path, found)
         except (RamatchError, OSError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            self.failed.append((image, f"its tags were not written: {reason}"))
+            self.failed.append((image, getattr(error, "strerror", None) or str(error)))
             return None
         self.counts["written" if change.written else "as they were"] += 1
         lists = {name: list(getattr(change, name)) for name in ("added", "removed", "by_hand")}
@@ -82,22 +86,22 @@ class Tagging:
         said = f"{counts['added']} added, {counts['removed']} removed, {counts['by_hand']} made by hand and kept"
         images = f"tags of {counts['written']} images {would}written, of {counts['as they were']} as they were"
         print(f"ramatch: {images}: {said}", file=sys.stderr)
+        for image, reason in self.failed:
+            print(f"ramatch: the tags of {printable(image)} were not written: {printable(reason)}", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _opened(arguments: argparse.Namespace, model: str, failed: list[tuple[str, str]]) -> Iterator[Tagging]:
+def _opened(arguments: argparse.Namespace, model: str) -> Iterator[Tagging]:
     from ..library.write import made_by, open_writer
 
     with open_writer(arguments.write, made_by(model), dry_run=bool(arguments.dry_run)) as writer:
-        tagging = Tagging(writer, arguments, failed)
+        tagging = Tagging(writer, arguments)
         yield tagging
         tagging.say()
 
 
 @contextlib.contextmanager
-def open_tagging(
-    arguments: argparse.Namespace, recognizer: Recognizer, failed: list[tuple[str, str]]
-) -> Iterator[Tagging | None]:
+def open_tagging(arguments: argparse.Namespace, recognizer: Recognizer) -> Iterator[Tagging | None]:
     """What --write asks for, if it was given; settles which tags are sure."""
     if not arguments.write:
         yield None
@@ -111,14 +115,16 @@ def open_tagging(
                 "image, or see ramatch calibrate"
             )
         arguments.threshold = SURE
-    with _opened(arguments, recognizer.name, failed) as tagging:
+    with _opened(arguments, recognizer.name) as tagging:
         yield tagging
 
 
-def remove_tags(arguments: argparse.Namespace, paths: list[Path], failed: list[tuple[str, str]]) -> None:
-    """Take our tags away from images; no model is needed, and the images need not be readable."""
-    with _opened(arguments, "", failed) as tagging:
+def remove_tags(arguments: argparse.Namespace, paths: list[Path]) -> bool:
+    """Take our tags away from images, and say whether all went well; no model is needed, and the images need not be
+    readable."""
+    with _opened(arguments, "") as tagging:
         for path in paths:
             change = tagging.change(str(path), None)
             if change and change["removed"]:
                 print(f"{printable(path)}\n  → {change_line(change)}")
+    return not tagging.failed

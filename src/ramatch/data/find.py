@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, product
 from pathlib import Path
 
 from ..errors import RamatchError
@@ -47,17 +48,19 @@ def nothing_found(given: Iterable[object]) -> RamatchError:
     return RamatchError(f"no images found in {', '.join(map(str, given)) or 'an empty list'}")
 
 
-def find(names: Iterable[str | os.PathLike], *, patterns: bool = True, every: float | None = None) -> Found:
-    """As `find_images`, without an error: what is missing is named. `patterns`: whether a name that is not there may be
-    a glob; `every`: of videos, frames this many seconds apart are taken, under names that `load_image` knows."""
+def find(
+    names: Iterable[str | os.PathLike], *, listed: Iterable[str | os.PathLike] = (), every: float | None = None
+) -> Found:
+    """As `find_images`, without an error: what is missing is named. `listed`: further names, which are no patterns;
+    `every`: of videos, frames this many seconds apart are taken, under names that `load_image` knows."""
     found, taken = Found(), dict[Path, None]()
-    for name in names:
+    for name, may_match in chain(product(names, [True]), product(listed, [False])):
         path = Path(os.path.expanduser(name))
         if path.is_dir():
             hits = _in_order(_walk(path, found.skipped))
         elif os.path.lexists(path) or ((frame := split_name(path)) and os.path.lexists(frame[0])):
             hits = [path]
-        elif patterns and glob.has_magic(str(path)):
+        elif may_match and glob.has_magic(str(path)):
             hits = _in_order(_matching(str(path), found.skipped))
             if not hits:
                 found.missing.append((str(name), "no images found"))

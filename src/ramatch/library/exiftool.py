@@ -19,13 +19,18 @@ MISSING = (
 )
 
 
+def find_program() -> str:
+    program = shutil.which("exiftool")
+    if program is None:
+        raise RamatchError(MISSING)
+    return program
+
+
 class ExifTool:
     """Use as a context. Names of files travel as the disk has them, all text as UTF-8."""
 
     def __init__(self) -> None:
-        program = shutil.which("exiftool")
-        if program is None:
-            raise RamatchError(MISSING)
+        program = find_program()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._count = 0
         self._process = subprocess.Popen(
