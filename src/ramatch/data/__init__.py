@@ -1,7 +1,7 @@
 """Pictures, labels and captions: reading them, checking them, feeding them to torch.
 
-Names are loaded on first use, so that decoding one picture does not import torchvision. The function `check`
-is left in its module `ramatch.data.check`, as one name cannot be both.
+Names are loaded on first use, so that decoding one picture does not import torchvision. The functions
+`check` and `find` are left in the modules of their names, as one name cannot be both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAMES = {
     "check": "Report",
     "classes": "class_list",
     "decode": "ImageCache ImageDataset ImageLoader decode_all",
-    "find": "Found find find_images",
+    "find": "Found find_images",
     "images": "ImageError ImageTooLargeError load_image",
     "records": "list_splits read_annotations read_classes",
     "sampler": "Draw ResumableSampler sample_seed",
