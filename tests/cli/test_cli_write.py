@@ -130,6 +130,8 @@ def test_the_bundled_model_writes_what_it_is_sure_of(ramatch, tmp_path):
     result = ramatch("tag", photo, "--write", "xmp", "--format", "json", "--device", "cpu")
     assert result.code == 0, result.err
     [entry] = json.loads(result.out)
+    one = ramatch("tag", photo, "--write", "xmp", "--format", "json", "--device", "cpu", "--top", 99, "--dry-run")
+    assert "of 1 as they were" in one.err  # --top does not make unsure tags sure
     assert all(e["probability"] >= 0.7 for e in entry["labels"])
     assert subjects(tmp_path / f"{photo.name}.xmp") == [e["label"] for e in entry["labels"] if e["calibrated"]]
     assert "coffee" in subjects(tmp_path / f"{photo.name}.xmp")

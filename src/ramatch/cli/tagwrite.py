@@ -108,13 +108,13 @@ def open_tagging(arguments: argparse.Namespace, recognizer: Recognizer) -> Itera
         return
     from ..library.keywords import SURE
 
-    if arguments.top is None and arguments.threshold is None:
-        if not recognizer.calibrated:
-            raise RamatchError(
-                f"'{arguments.model}' is not calibrated, so no tag is sure: give --top K to write the K best of each "
-                "image, or see ramatch calibrate"
-            )
+    if arguments.threshold is None and recognizer.calibrated:
         arguments.threshold = SURE
+    if arguments.top is None and arguments.threshold is None:
+        raise RamatchError(
+            f"'{arguments.model}' is not calibrated, so no tag is sure: give --top K to write the K best of each "
+            "image, or see ramatch calibrate"
+        )
     with _opened(arguments, recognizer.name) as tagging:
         yield tagging
 
