@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +423,27 @@ def test_one_broken_image_does_not_end_exiftool(photo: Path, tmp_path: Path) -> 
         with pytest.raises(RamatchError):
             writer.update(tmp_path / "broken.jpg", [DOG])
         assert writer.update(photo, [DOG]).added == ("dog",)
+
+
+@needs_exiftool
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+def test_exiftool_ends_with_us_however_we_end(photo: Path) -> None:
+    code = "import os, sys; from pathlib import Path; from ramatch.library.exiftool import ExifTool; tool = ExifTool()"
+    code += "; print(tool.run('-n', sys.argv[1]), flush=True); os.kill(os.getpid(), 9)"
+    marked = {**os.environ, "RAMATCH_TEST_MARK": str(photo), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code, photo], env=marked, capture_output=True)
+    assert (done.returncode, b"File Name" in done.stdout) == (-9, True), done.stderr
+    until = time.monotonic() + 30
+    while left := [p for p in Path("/proc").glob("[0-9]*/environ") if _mentions(p, os.fsencode(photo))]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def _mentions(environ: Path, mark: bytes) -> bool:
+    try:
+        return b"RAMATCH_TEST_MARK=" + mark in environ.read_bytes()
+    except OSError:  # it has ended, or is not ours
+        return False
 
 
 def test_without_exiftool_it_is_said_how_to_get_it(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

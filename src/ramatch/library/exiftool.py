@@ -18,6 +18,9 @@ MISSING = (
     "https://exiftool.org; sidecars (xmp, txt) need nothing"
 )
 
+# it waits for ever at the end of its input, so that one that was left behind by a kill would stay
+UNTIL_WE_END = """{ cat; printf '%s\\n' -stay_open False; } | "$0" "$@" """
+
 
 def find_program() -> str:
     program = shutil.which("exiftool")
@@ -27,14 +30,16 @@ def find_program() -> str:
 
 
 class ExifTool:
-    """Use as a context. Names of files travel as the disk has them, all text as UTF-8."""
+    """A process to be closed in the end. Names of files travel as the disk has them, all text as UTF-8."""
 
     def __init__(self) -> None:
-        program = find_program()
+        command = [find_program(), "-stay_open", "True", "-@", "-"]
+        if os.name == "posix":
+            command = ["sh", "-c", UNTIL_WE_END, *command]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._count = 0
         self._process = subprocess.Popen(
-            [program, "-stay_open", "True", "-@", "-"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
