@@ -186,8 +186,12 @@ class Recognizer:
         return sought(labels, Lexicon.built_in() if able else None)
 
     def trusting(self, found: Sought, words: Words) -> Sought:
-        """What is also looked for, without words that the calibrator doubts or the model does not know."""
-        return found if self.calibrator is None else found.among(self.calibrator.trust(words) >= TRUSTED)
+        """What is also looked for, without words that the calibrator doubts or the model does not know; of labels that
+        the model was taught, nothing."""
+        if self.calibrator is None:
+            return found
+        trusted = found.among(self.calibrator.trust(words) >= TRUSTED)
+        return trusted if words.learned is None else trusted.alone(words.learned.numpy()[: len(found.labels)])
 
     def _encode(self, names: Sequence[str], templates: Sequence[str] | None) -> Labels:
         if len(names) < REMEMBERED:

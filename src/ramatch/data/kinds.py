@@ -51,6 +51,15 @@ class Sought:
 
         return replace(self, same=kept(self.same), kinds=kept(self.kinds))
 
+    def alone(self, chosen: np.ndarray) -> Sought:
+        """The chosen labels (N,) as themselves and nothing else: the model knows better what they look like."""
+
+        def left(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+            return tuple(() if own else group for own, group in zip(chosen, groups, strict=True))
+
+        general = tuple(not own and above for own, above in zip(chosen, self.general, strict=True))
+        return replace(self, same=left(self.same), kinds=left(self.kinds), general=general)
+
     def joint(self, probabilities: np.ndarray, label: int) -> np.ndarray:
         """(…, W) → (…, 1 + same + kinds): what a label's own words say of it, and each of its kinds. A kind must
         convince, and the label itself must not speak against it: their log odds are averaged. The more kinds a general

@@ -31,15 +31,17 @@ DOUBT_L2 = 0.005  # prior precision of the doubt's weights; each label of the ev
 
 
 class Words(NamedTuple):
-    """What the text says of N labels: unit features (N, D) and, where the model's words are known, familiarity (N,)."""
+    """What the text says of N labels: unit features (N, D), where the model's words are known familiarity (N,), and
+    which of them its user taught it (N,): of these there is no doubt."""
 
     unit: Tensor
     familiarity: Tensor | None = None
+    learned: Tensor | None = None
 
     @classmethod
     def of(cls, labels: Labels) -> Words:
-        known = labels.familiarity
-        return cls(labels.unit[: len(labels)].detach(), None if known is None else torch.from_numpy(known))
+        said = (None if x is None else torch.from_numpy(x) for x in (labels.familiarity, labels.learned))
+        return cls(labels.unit[: len(labels)].detach(), *said)
 
 
 class Evidence(NamedTuple):
@@ -135,7 +137,7 @@ class Calibrator:
         if words is not None and len(words.unit) != x.shape[-2]:
             raise RamatchError(f"{len(words.unit)} labels for {x.shape[-2]} columns of features")
         if words is not None and self.doubt is not None:
-            logits = logits * (1 - _share(words.unit, self.doubt)).to(logits)
+            logits = logits * (1 - _drawn(words, self.doubt)).to(logits)
         p = torch.sigmoid(logits)
         if words is not None and words.familiarity is not None:
             p = p * words.familiarity.to(p)
@@ -144,7 +146,7 @@ class Calibrator:
     def trust(self, words: Words) -> np.ndarray:
         """(N,) in [0, 1]: how much a label's probability is worth; less for a strange word, and for one in doubt."""
         trust = torch.ones(len(words.unit)) if words.familiarity is None else words.familiarity.float()
-        return (trust if self.doubt is None else torch.minimum(trust, 1 - _share(words.unit, self.doubt).cpu())).numpy()
+        return (trust if self.doubt is None else torch.minimum(trust, 1 - _drawn(words, self.doubt).cpu())).numpy()
 
     def _logits(self, x: Tensor) -> Tensor:
         slope = self.weights / self.scale
@@ -185,6 +187,11 @@ class Calibrator:
         if not ((numbers.abs() <= _MOST).all() and (found["scale"] > 0).all() and len(shapes) == 1 and vectors):
             raise RamatchError("not a calibrator: its numbers are infinite, or their sizes do not fit")
         return cls(**found, **values, feature_names=features)
+
+
+def _drawn(words: Words, doubt: Tensor) -> Tensor:
+    share = _share(words.unit, doubt)
+    return share if words.learned is None else share.masked_fill(words.learned.to(share.device), 0.0)
 
 
 def _share(unit: Tensor, doubt: Tensor) -> Tensor:

@@ -119,8 +119,8 @@ def collect_scores(
         line.clear()
     found = torch.cat([torch.zeros(0, len(data.classes), 4), *kept, *(p.cpu() for p in pending)]).numpy()
     keys = tuple(r.key for r in data.records)
-    unit, familiarity = Words.of(labels)
-    words = Words(unit.float().cpu(), familiarity)
+    said = Words.of(labels)
+    words = said._replace(unit=said.unit.float().cpu())
     return Scores(data.classes, keys, found[..., 0], found[..., 1:], data.targets().numpy(), words)
 
 

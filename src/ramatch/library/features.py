@@ -36,9 +36,14 @@ def encode_words(recognizer: Recognizer, names: Sequence[str]) -> tuple[Tensor, 
     nobody asked for."""
     ram = recognizer.ram
     raw = F.normalize(ram.label_set(ram.backbone, tuple(names)).float(), dim=-1)
-    unit, directions = (raw[0], raw[0] - raw[1]) if raw.ndim == 3 else (raw, raw)
-    unit = unit.cpu()
-    return directions, Words(unit, None if ram.known is None else torch.from_numpy(ram.known.familiarity(unit)))
+    unit, negative = (raw[0], raw[1]) if raw.ndim == 3 else (raw, None)
+    familiarity = None if ram.known is None else torch.from_numpy(ram.known.familiarity(unit.cpu()))
+    learned = None
+    if ram.learned is not None:
+        unit, taught = ram.learned.place(names, unit)
+        learned = torch.from_numpy(taught)
+        familiarity = None if familiarity is None else torch.maximum(familiarity, learned.to(familiarity))
+    return unit if negative is None else unit - negative, Words(unit.cpu(), familiarity, learned)
 
 
 @torch.inference_mode()

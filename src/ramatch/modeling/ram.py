@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from ..errors import RamatchError
 from .backbone import Backbone, Block
 from .kernels.ops import label_attention, layer_norm, spatial_selection
 from .known import Known
+from .learned import Learned
 from .losses import GATHERED, LOSSES, Gather
 from .matching import fused_scores, match, scores_without_plan
 from .preprocess import HALF, Preprocess
@@ -225,6 +227,7 @@ class RAM(nn.Module):
         self.backbone, self.config, self.fused = backbone, config, fused
         self.background: tuple[str, ...] = ()  # always matched along with the vocabulary, outside training
         self.known: Known | None = None  # the words it learned with
+        self.learned: Learned | None = None  # labels that its user taught it, outside training
         self.workspace_mb = 1024  # bound on what grows with the vocabulary, where nothing learns
         self.region_set = RegionSet(backbone, config, fused)
         self.label_set = LabelSet(backbone, config)
@@ -266,7 +269,11 @@ class RAM(nn.Module):
         unit = F.normalize(positive, dim=-1)
         familiarity = None if self.known is None or self.training else self.known.familiarity(unit[: len(names)])
         tss = unit if self.config.tss_labels == "unit" else positive
-        return Labels(tuple(names), unit, tss, negative, familiarity)
+        taught = None
+        if self.learned is not None and not self.training:
+            unit, taught = self.learned.place(names, unit)
+            familiarity = None if familiarity is None else np.maximum(familiarity, taught)
+        return Labels(tuple(names), unit, tss, negative, familiarity, taught)
 
     def trunk(self, images: Tensor | Streams) -> Trunk:
         """Everything about images (B, 3, H, W), or their kept stem, that no vocabulary changes. Images are uint8, or

@@ -49,11 +49,13 @@ def remembered(ram: RAM, names: Sequence[str], templates: Sequence[str] | None =
         found = {name: value for name, value in vars(labels).items() if isinstance(value, Tensor)}
         if labels.familiarity is not None:
             found["familiarity"] = torch.from_numpy(labels.familiarity)
+        if labels.learned is not None:
+            found["learned"] = torch.from_numpy(labels.learned)
         if ram.background:
             found["tss"] = ram.encode_labels(ram.background, templates).tss
         _write(file, found)
-    familiarity = found["familiarity"].cpu().numpy() if "familiarity" in found else None
-    return Labels(tuple(names), found["unit"], found["tss"], found.get("negative"), familiarity)
+    familiarity, learned = (found[k].cpu().numpy() if k in found else None for k in ("familiarity", "learned"))
+    return Labels(tuple(names), found["unit"], found["tss"], found.get("negative"), familiarity, learned)
 
 
 def _read(file: Path, device: torch.device) -> dict[str, Tensor] | None:
@@ -88,6 +90,9 @@ def _fingerprint(ram: RAM, names: Sequence[str], templates: Sequence[str] | None
     weights |= {f"labels {k}": v for k, v in ram.label_set.state_dict().items()}
     if ram.known is not None:
         weights |= {f"known {k}": v for k, v in vars(ram.known).items()}
+    if ram.learned is not None:
+        weights["learned"] = ram.learned.unit
+        digest.update(repr(ram.learned.names).encode())
     for name in sorted(weights):
         digest.update(name.encode())
         digest.update(weights[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -50,13 +50,14 @@ class Match(Tensors):
 class Labels(Tensors):
     """An encoded vocabulary: names, unit features, the features TSS looks at, DualCoOp's negatives; each (N + K, D),
     where the last K belong to the background: labels that compete in matching but are not asked for. familiarity (N,):
-    see `Known`."""
+    see `Known`. learned (N,): which of them the model's user taught it (`Learned`)."""
 
     names: tuple[str, ...]
     unit: Tensor
     tss: Tensor
     negative: Tensor | None = None
     familiarity: np.ndarray | None = None
+    learned: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.names)

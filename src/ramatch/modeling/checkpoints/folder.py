@@ -1,8 +1,8 @@
 """Saving and loading a trained RAM: adapters apart from the backbone they belong to.
 
 A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
-MB), optionally calibration.json and known.safetensors (the words it learned with), and optionally the backbone itself
-in `backbone/` so that the folder stands alone; and SHA256SUMS.txt, the hashes of them all.
+MB), optionally calibration.json, known.safetensors (the words it learned with) and learned.safetensors (labels that its
+user taught it), and optionally the backbone itself in `backbone/` so that the folder stands alone; and SHA256SUMS.txt, the hashes of them all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...errors import RamatchError
 from ...files import expect, expect_numbers, new_folder, write_atomic, write_json
 from ..backbone import Backbone, TowerConfig
 from ..known import Known
+from ..learned import Learned
 from ..preprocess import Preprocess
 from ..ram import RAM
 from .files import fill, read_config, read_tensors
@@ -31,7 +32,7 @@ from .packing import quantize, write_tensors
 from .tokenizer import Tokenizer
 
 FORMAT, BACKBONE_FORMAT = "ramatch", "ramatch-backbone"
-LABEL_FEATURES, KNOWN = "label_features.safetensors", "known.safetensors"
+LABEL_FEATURES, KNOWN, LEARNED = "label_features.safetensors", "known.safetensors", "learned.safetensors"
 VERSION = 1
 
 
@@ -58,6 +59,8 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, weigh
     write_tensors(ram.adapters(), folder / "ram.safetensors", weights)
     if ram.known is not None:
         save_known(ram.known, folder)
+    if ram.learned is not None:
+        ram.learned.save(folder / LEARNED)
     write_json(folder / "config.json", config)
     write_hashes(folder)
 
@@ -134,6 +137,7 @@ def load_ram(
     load_adapters(ram, read_tensors(folder / "ram.safetensors"), str(folder))
     ram.background = tuple(map(str, expect(config.get("background", []), list, f"{folder}: 'background'")))
     ram.known = load_known(folder, own.dim)
+    ram.learned = Learned.load(folder / LEARNED, own.dim)
     return ram.eval()
 
 
@@ -205,7 +209,7 @@ def convert(model: str | Path, out: str | Path, weights: str) -> Path:
     check_hashes(folder)
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LIST):
         target = out / file.relative_to(folder)
-        if file.suffix == ".safetensors" and file.name not in (LABEL_FEATURES, KNOWN):
+        if file.suffix == ".safetensors" and file.name not in (LABEL_FEATURES, KNOWN, LEARNED):
             write_tensors(read_tensors(file), target, weights)
         else:
             write_atomic(target, partial(shutil.copyfile, file))
