@@ -17,6 +17,7 @@ from ..settings import dotted_names, parse_overrides
 from ._shared import add_device, add_matcher, add_model, add_parts, count, given, model_options, pick
 
 CHANGES = "name=value"
+OWN = "own-data"
 
 
 def add_verbs(verbs: Any) -> None:
@@ -27,18 +28,23 @@ def add_verbs(verbs: Any) -> None:
 def _add_train(verbs: Any) -> None:
     parser = verbs.add_parser(
         "train",
-        help="train RAM on a benchmark or your own data",
-        description="Train the adapters on a frozen backbone. Start from a recipe; name=value changes any field.",
-        epilog="example: ramatch train --recipe coco-ov --data data/coco-ov epochs=3 optim.lr=1e-4",
+        help="train RAM on your own data or a benchmark",
+        description="Teach a trained model the labels of your images; or, by a recipe, train the adapters on a frozen "
+        "backbone. name=value changes any field.",
+        epilog="examples: ramatch train --data mine.csv; ramatch train --recipe coco-ov --data data/coco-ov epochs=3",
     )
     add = parser.add_argument
-    add("--recipe", default="coco-ov-smoke", metavar="R", help="a recipe's name or a YAML file; 'list' shows them")
+    add("--recipe", metavar="R", help=f"a recipe's name or a YAML file; 'list' shows them (default: {OWN})")
     add("--data", metavar="D", help="data folder or file (data.path)")
-    add("--model", metavar="M", help="backbone (model.backbone)")
+    add("--model", metavar="M", help=f"backbone; with {OWN}: the model to start from (model.backbone)")
     add("--label-features", metavar="F", help="fixed label features (model.label_features)")
     add("--out", metavar="DIR", help="run folder (output)")
     add_device(parser)
-    add("--resume", metavar="auto|F", help="go on from the newest good checkpoint, or from a file")
+    add(
+        "--resume",
+        metavar="auto|F",
+        help="go on with --out, or else the last run in runs/, as it began; or from a file",
+    )
     add("overrides", nargs="*", metavar=CHANGES)
     parser.set_defaults(run=run_train)
 
@@ -193,7 +199,8 @@ def _numbers(text: str) -> list[int]:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from ..train import list_recipes, load_recipe, train
+    from ..train import list_recipes, load_recipe, train, train_own, unfinished
+    from ..train.config import OwnConfig
 
     if arguments.recipe == "list":
         for name, line in list_recipes().items():
@@ -201,8 +208,18 @@ def run_train(arguments: argparse.Namespace) -> int:
         return 0
     names = {"data": "data.path", "model": "model.backbone", "label_features": "model.label_features", "out": "output"}
     changes = given(arguments, *names, "device").items()
-    overrides = [f"{names.get(name, name)}={value}" for name, value in changes]
-    result = train(load_recipe(arguments.recipe, [*overrides, *arguments.overrides]), resume=arguments.resume or False)
+    overrides = [*(f"{names.get(name, name)}={value}" for name, value in changes), *arguments.overrides]
+    recipe = arguments.recipe
+    if recipe is None and arguments.resume == "auto":
+        recipe = unfinished(arguments.out)
+    if recipe is None and not any(change.startswith("data.path=") for change in overrides):
+        raise RamatchError("train on what? Give --data, your labelled images; or a --recipe ('list' shows them)")
+    config = load_recipe(recipe or OWN, overrides)
+    if isinstance(config, OwnConfig):
+        print(train_own(config, resume=arguments.resume == "auto").to_table())
+        print(f"\n{config.output}: ramatch tag photo.jpg --model {config.output}")
+        return 0
+    result = train(config, resume=arguments.resume or False)
     for name, report in result.reports.items():
         print(report.to_table(name=name))
     print(f"{result.folder}: {result.steps} steps in {result.seconds:.0f} s, {result.images_per_s:.0f} images/s")

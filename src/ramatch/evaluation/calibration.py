@@ -101,7 +101,7 @@ class Calibrator:
             x, y = _check(features, targets)
             known = torch.ones(len(words.unit)) if words.familiarity is None else words.familiarity
             share = 1.0 if sets else max(1.0, others / len(words.unit))
-            logits = self._logits(x.cpu()).double()
+            logits = self.log_odds(x.cpu()).double()
             sets.append((words.unit.double().cpu(), logits, y.cpu(), known.double().cpu(), share))
         theta = torch.zeros(sets[0][0].shape[1] + 1, dtype=torch.float64)
         theta[-1] = -2.0  # begin with little of it
@@ -131,7 +131,7 @@ class Calibrator:
         x = features if isinstance(features, Tensor) else torch.as_tensor(np.asarray(features))
         if x.shape[-1] != len(self.weights):
             raise RamatchError(f"this calibrator was fitted on {len(self.weights)} features a pair, got {x.shape[-1]}")
-        logits = self._logits(x if x.dtype == torch.float64 else x.float())
+        logits = self.log_odds(x if x.dtype == torch.float64 else x.float())
         if words is None and self.doubt is not None:
             raise RamatchError("this calibrator looks at the labels' words too; give them")
         if words is not None and len(words.unit) != x.shape[-2]:
@@ -148,7 +148,8 @@ class Calibrator:
         trust = torch.ones(len(words.unit)) if words.familiarity is None else words.familiarity.float()
         return (trust if self.doubt is None else torch.minimum(trust, 1 - _drawn(words, self.doubt).cpu())).numpy()
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def log_odds(self, x: Tensor) -> Tensor:
+        """Of features (..., N, F), before words have a say."""
         slope = self.weights / self.scale
         return x @ slope.to(x) + (self.bias - slope @ self.mean).to(x)
 

@@ -20,6 +20,7 @@ from ..data.decode import ImageCache, ImageDataset, ImageLoader
 from ..data.records import read_annotations, read_classes
 from ..data.splits import find_data
 from ..errors import RamatchError
+from ..modeling.checkpoints.folder import copy_model, model_folder
 from ..modeling.fuse import fuse
 from ..modeling.graph import GraphedRAM
 from ..modeling.ram import RAM
@@ -232,6 +233,17 @@ def split_options(options: dict[str, Any], functions: Sequence[Callable]) -> lis
     if options:
         raise TypeError(f"unknown option(s) {', '.join(options)}")
     return out
+
+
+def save_model(recognizer: Recognizer, model: str | Path, out: Path) -> None:
+    """The model that was loaded by this name, as a folder of its own: copied to the bit where it is one."""
+    if (folder := model_folder(model)) is not None:
+        copy_model(folder, out)
+        return
+    place = Path(model).expanduser()
+    if place.exists():  # the adapters record where their backbone is: it must be found from another folder too
+        recognizer.ram.backbone.name = str(place.resolve())
+    recognizer.save_pretrained(out)
 
 
 def load_model(

@@ -10,9 +10,12 @@ _HOMES = {
     "data.decode": ("ImageCache",),
     "evaluation.calibrate": ("CalibrationResult", "calibrate"),
     "evaluation.models": ("Scores", "TestSet", "collect_scores", "evaluate", "evaluate_all", "load_model", "read_test"),
-    "train.config": ("CheckpointConfig", "DataConfig", "EvalConfig", "ModelConfig", "OptimConfig", "TrainConfig")
+    "train.config": ("CheckpointConfig", "DataConfig", "EvalConfig", "ModelConfig", "OptimConfig", "OwnConfig")
+    + ("TrainConfig",)
     + ("list_recipes", "load_recipe"),
     "train.interrupt": ("Interrupted",),
+    "train.folder": ("unfinished",),
+    "train.own": ("OwnResult", "train_own"),
     "train.run": ("RunResult", "train"),
 }
 

@@ -139,6 +139,7 @@ class LoopConfig(Settings):
 class TrainConfig(LoopConfig):
     """One training run. Defaults are the paper's where it has them (6 epochs, batch 32, AdamW 5e-6, SGD 1e-3)."""
 
+    learns: Annotated[str, OneOf(("adapters",))] = "adapters"
     output: str = "runs/ramatch"
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -150,6 +151,41 @@ class TrainConfig(LoopConfig):
     device: str | None = None  # None: CUDA where there is one
     sync_batchnorm: bool = True  # statistics over all processes, on several GPUs
     tensorboard: bool = True  # where it is installed
+
+
+@dataclass(frozen=True)
+class OwnModel(Settings):
+    """What learns."""
+
+    section: ClassVar[str] = "model."
+
+    backbone: str = "ramatch-mini"  # bundled model, model or run folder; or a plain CLIP
+    label_features: str | None = None  # safetensors file, for a backbone without a text tower
+
+
+@dataclass(frozen=True)
+class OwnData(Settings):
+    """Where images and labels come from, as in `DataConfig`."""
+
+    section: ClassVar[str] = "data."
+
+    path: str = ""
+    split: str | None = "train"
+    images: str | None = None
+    classes: str | tuple[str, ...] | None = None
+    workers: Natural = 2
+
+
+@dataclass(frozen=True)
+class OwnConfig(Settings):
+    """A trained model learns the labels of a user's own images (see `own.py`)."""
+
+    learns: Annotated[str, OneOf(("labels",))] = "labels"
+    output: str = "runs/own-data"
+    model: OwnModel = field(default_factory=OwnModel)
+    data: OwnData = field(default_factory=OwnData)
+    folds: Annotated[int, Bound(2)] = 5  # each is kept aside once
+    device: str | None = None  # None: CUDA where there is one
 
 
 @dataclass(frozen=True)
@@ -192,7 +228,7 @@ def list_recipes() -> dict[str, str]:
     return {file.stem: read_lines(file)[0].lstrip("# ") for file in files}
 
 
-def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig | OwnConfig:
     """A recipe of the package by name, or a YAML (or JSON) file, with overrides like "optim.lr=1e-4" applied on top.
 
     A value is read as JSON where it can be (`true`, `null`, `3`, `["a", "b"]`), else as text.
@@ -214,10 +250,11 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise RamatchError(f"{path}: a recipe is a set of named values, this is a {type(values).__name__}")
-    return TrainConfig.from_dict(values).with_overrides(overrides)
+    kind = OwnConfig if values.get("learns") == "labels" else TrainConfig
+    return kind.from_dict(values).with_overrides(overrides)
 
 
-def dump_config(config: TrainConfig) -> str:
+def dump_config(config: TrainConfig | OwnConfig) -> str:
     """YAML of the whole config. Without PyYAML it is written as JSON, which YAML readers take too."""
     try:
         import yaml

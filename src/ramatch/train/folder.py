@@ -36,6 +36,18 @@ Evaluate it:  ramatch eval --model {folder}/model --data DATA --protocol gzsl
 """
 
 
+def unfinished(folder: str | None) -> Path | None:
+    """The settings of this run; or of the last one in `runs/` here that did not come to its end."""
+    if folder is not None:
+        file = Path(folder).expanduser() / "config.yaml"
+        return file if file.is_file() else None
+    states = {file: files.read_json(file).get("status") for file in Path("runs").glob("*/run.json")}
+    left = [f.with_name("config.yaml") for f, state in states.items() if state != "finished"]
+    if not left:
+        raise RamatchError(f"no run to go on with: {len(states)} in runs/ here, all finished; name another with --out")
+    return max(left, key=lambda file: file.stat().st_mtime)
+
+
 class RunFolder:
     """Paths of a run, and the rules for starting or continuing in it."""
 

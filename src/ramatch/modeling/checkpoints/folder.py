@@ -196,14 +196,29 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
     return model.eval()
 
 
+def model_folder(name: str | Path) -> Path | None:
+    """The folder of a trained model: a bundled one, one that `save_ram` wrote, or that in a run's folder. None for
+    whatever else has this name (a plain CLIP)."""
+    from .loading import bundled_model
+
+    folder = bundled_model(str(name)) or Path(name).expanduser()
+    folder = folder / "model" if is_model_folder(folder / "model") else folder
+    return folder if is_model_folder(folder) else None
+
+
+def copy_model(folder: Path, out: Path) -> None:
+    """What makes a model, without its card and reports."""
+    check_hashes(folder)
+    for file in folder.rglob("*"):
+        if file.suffix in (".json", ".safetensors") and not file.name.endswith("_report.json"):
+            write_atomic(out / file.relative_to(folder), partial(shutil.copyfile, file))
+    write_hashes(out)
+
+
 def convert(model: str | Path, out: str | Path, weights: str) -> Path:
     """A copy of a model folder (or of a backbone in our own form) with its weights stored in another way (see `pack`);
     settings, calibration and whatever else lies there are copied as they are."""
-    from .loading import bundled_model
-
-    folder, out = bundled_model(str(model)) or Path(model).expanduser(), new_folder(out)
-    if is_model_folder(folder / "model"):  # a training run
-        folder = folder / "model"
+    folder, out = model_folder(model) or Path(model).expanduser(), new_folder(out)
     if not (is_model_folder(folder) or is_model_folder(folder, BACKBONE_FORMAT)):
         raise RamatchError(f"{model} is not a folder that ramatch wrote; give a model folder or a run folder")
     check_hashes(folder)

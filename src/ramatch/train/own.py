@@ -1,0 +1,184 @@
+"""`ramatch train` without a recipe: a trained model learns the labels of its user's own images.
+
+What is said of it rests on images that it did not learn from: each fold is kept aside once, and the model that never
+saw it answers for it. The model that is written has learned from all of them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import files
+from ..data.annotations import Annotations
+from ..data.decode import ImageCache
+from ..data.splits import find_data, read_split, stable_order
+from ..errors import RamatchError
+from ..evaluation._tables import format_table
+from ..evaluation.calibration import Calibrator
+from ..evaluation.intervals import Change, paired_change
+from ..evaluation.metrics import at_k, mean_ap
+from ..evaluation.models import FEATURES, collect_scores, load_model, save_model
+from ..evaluation.reliability import ece
+from ..modeling.checkpoints.folder import LEARNED
+from ..modeling.checkpoints.hashes import write_hashes
+from ..modeling.learned import Learned
+from ..recognizer import Recognizer
+from .config import OwnConfig, dump_config
+from .directions import VIEWS, choose, learn, look
+from .folder import RunFolder
+
+FEW = 30  # images; what fewer say of a model is chance
+MEMORY = 1 << 31  # bytes that what is kept of all images may take
+
+README = """A model that learned the labels of your images (`ramatch train`).
+
+config.yaml       what was asked for; `ramatch train --recipe config.yaml output=ELSEWHERE` repeats it
+run.json          when, where, on what data, and how it ended
+eval.json         before and after, on images that were kept aside, in percent
+model/            the result, which stands alone
+
+Use it:       ramatch tag photo.jpg --model {folder} --labels "dog, cat"
+Evaluate it:  ramatch eval --model {folder} --data DATA
+"""
+
+
+@dataclass(frozen=True)
+class OwnResult:
+    """What became of it. changes: metrics (fractions) before and after on images kept aside, none where these are too
+    few; better: whether an interval says so; kept: whether what was learned is in the model."""
+
+    folder: Path
+    images: int
+    labels: int
+    changes: dict[str, Change]
+    better: bool
+    kept: bool
+    notes: tuple[str, ...]
+
+    def to_table(self) -> str:
+        rows = [
+            [name, *(f"{100 * x:.1f}" for x in (c.before, c.after)), f"{100 * c.change:+.1f}"]
+            + [f"{100 * c.low:+.1f} to {100 * c.high:+.1f}"]
+            for name, c in self.changes.items()
+        ]
+        head = [f"{self.images:,} images, {self.labels:,} labels", "before", "after", "change", "95 % interval"]
+        table = [format_table(head, rows), ""] if rows else []
+        return "\n".join([*table, *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        percent = {name: {k: round(100 * v, 2) for k, v in c._asdict().items()} for name, c in self.changes.items()}
+        facts = {"images": self.images, "labels": self.labels, "better": self.better, "kept": self.kept}
+        return facts | {"kept_aside": percent, "notes": list(self.notes)}
+
+
+def train_own(config: OwnConfig, *, resume: bool = False, progress: bool = True) -> OwnResult:
+    """Teach `config.model` the labels of `config.data`, in the folder `config.output`. resume: what an earlier start
+    left there is done anew, which takes no longer than to go on would."""
+    folder = RunFolder(config.output)
+    with folder.locked():
+        if not resume and (folder.path / "config.yaml").is_file():
+            told = "already holds a run: do it again with --resume auto, or choose another output folder"
+            raise RamatchError(f"{folder.path} {told}")
+        recognizer = load_model(config.model.backbone, label_features=config.model.label_features, device=config.device)
+        data, notes = _read(config, recognizer)
+        files.write_text(folder.path / "config.yaml", dump_config(config))
+        files.write_text(folder.path / "README.txt", README.format(folder=folder.path))
+        facts = {"data": data.summary.headline(), "images": len(data), "labels": len(data.classes)}
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        folder.note(status="running", started=started, model=config.model.backbone, **facts)
+        result = _teach(config, recognizer, data, notes, folder, progress)
+        files.write_json(folder.evals, result.to_dict())
+        folder.note(status="finished")
+    return result
+
+
+def _read(config: OwnConfig, recognizer: Recognizer) -> tuple[Annotations, list[str]]:
+    """The images that are learned from; as many as memory holds."""
+    data = read_split(
+        find_data(config.data.path), config.data.split, classes=config.data.classes, images=config.data.images
+    )
+    if len(data) < 2 or not data.targets().any():
+        raise RamatchError(f"{config.data.path}: {len(data)} image(s) with labels; there must be at least 2")
+    most = max(2, MEMORY // (2 * VIEWS * len(data.classes) * recognizer.ram.backbone.dim))
+    if len(data) <= most:
+        return data, []
+    chosen = sorted(stable_order([r.key for r in data.records])[:most])
+    note = f"{most:,} of {len(data):,} images were used: so much data is worth a training of adapters (a recipe)"
+    return data.subset(chosen), [note]
+
+
+def _teach(
+    config: OwnConfig, recognizer: Recognizer, data: Annotations, notes: list[str], folder: RunFolder, progress: bool
+) -> OwnResult:
+    ram, targets = recognizer.ram, data.targets()
+    images = ImageCache(config.data.workers)
+    pixels = images.stack(data.records, ram.preprocess, progress=progress)
+    options: dict[str, Any] = {"images": images, "progress": False}
+    began = recognizer.calibrator
+    if began is None:
+        features = collect_scores(ram, data, **options)
+        began = recognizer.calibrator = Calibrator.fit(features.features, features.targets, names=FEATURES)
+        notes.append(f"{recognizer.name} was not calibrated: it now is, by these {len(data):,} images")
+    sight = look(ram, began, pixels, data.classes, progress=progress)
+    order = stable_order([r.key for r in data.records])
+    folds = [sorted(order[i :: config.folds]) for i in range(min(config.folds, len(order)))]
+    found = choose(sight, targets, folds)
+    before = began(sight.features.numpy(), sight.words)
+    after, earlier = np.zeros_like(before), ram.learned
+    shown = [i for i, there in enumerate(targets.any(0).tolist()) if there]
+    for fold, unit in zip(folds, found.directions, strict=True):
+        ram.learned = _joined(earlier, data.classes, unit, shown)
+        held = collect_scores(ram, data.subset(fold), **options)
+        after[fold] = began(held.features, held.words)
+    unit = learn(sight, targets, range(len(data)), found.prior)
+    ram.learned = _joined(earlier, data.classes, unit, shown)
+    changes = _compare(before, after, targets.numpy()) if len(data) >= FEW else {}
+    better, kept, said = _verdict(len(data), changes)
+    if not kept:
+        ram.learned = earlier
+    with files.whole_folder(_emptied(folder.model)) as target:
+        save_model(recognizer, config.model.backbone, target)
+        if ram.learned is not None:
+            ram.learned.save(target / LEARNED)
+        write_hashes(target)
+    return OwnResult(folder.path, len(data), len(data.classes), changes, better, kept, (*said, *notes))
+
+
+def _joined(earlier: Learned | None, names: Sequence[str], unit: Tensor, shown: Sequence[int]) -> Learned:
+    """What was learned now, with what the model had learned before of other labels."""
+    taught = {names[i].lower() for i in shown}
+    old = () if earlier is None else [i for i, name in enumerate(earlier.names) if name.lower() not in taught]
+    kept, rows = ([], []) if earlier is None else ([earlier.names[i] for i in old], [earlier.unit[i] for i in old])
+    return Learned((*kept, *(names[i] for i in shown)), torch.stack([*rows, *(unit[i] for i in shown)]))
+
+
+def _compare(before: np.ndarray, after: np.ndarray, targets: np.ndarray) -> dict[str, Change]:
+    metrics = {"mAP": mean_ap, "F1@3": lambda p, t: at_k(p, t, 3).f1, "ECE": ece}
+    return {name: paired_change(before, after, targets, metric) for name, metric in metrics.items()}
+
+
+def _verdict(images: int, changes: dict[str, Change]) -> tuple[bool, bool, list[str]]:
+    """Whether it is better, whether to keep it, and that in words."""
+    if not changes:
+        told = f"{images} images are too few to tell whether it is better than it was: label {FEW}, or better 100"
+        return False, True, [told]
+    found, about = changes["mAP"], "on images that were kept aside"
+    if found.low > 0:
+        return True, True, [f"better {about}: the whole interval of mAP is above 0"]
+    if found.change > 0:
+        return False, True, [f"no difference can be told by {images:,} images: the interval of mAP holds 0; label more"]
+    return False, False, [f"not better {about}: nothing was learned, the model is as it was"]
+
+
+def _emptied(path: Path) -> Path:
+    """Of what an earlier start left."""
+    shutil.rmtree(path, ignore_errors=True)
+    return path
