@@ -50,6 +50,25 @@ Evaluate it:  ramatch eval --model {folder} --data DATA
 """
 
 
+METRICS = {"mAP": mean_ap, "F1@3": lambda p, t: at_k(p, t, 3).f1, "ECE": ece}
+
+
+@dataclass(frozen=True)
+class Taught:
+    """learned: from all images, with this prior (see `directions.PRIORS`). before, after (n, N): probabilities, the
+    latter of each image by what was learned without it; targets (n, N)."""
+
+    learned: Learned
+    prior: float | None
+    before: np.ndarray
+    after: np.ndarray
+    targets: np.ndarray
+
+    def changes(self) -> dict[str, Change]:
+        found = self.before, self.after, self.targets
+        return {name: paired_change(*found, metric) for name, metric in METRICS.items()}
+
+
 @dataclass(frozen=True)
 class OwnResult:
     """What became of it. changes: metrics (fractions) before and after on images kept aside, none where these are too
@@ -94,7 +113,7 @@ def train_own(config: OwnConfig, *, resume: bool = False, progress: bool = True)
         facts = {"data": data.summary.headline(), "images": len(data), "labels": len(data.classes)}
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         folder.note(status="running", started=started, model=config.model.backbone, **facts)
-        result = _teach(config, recognizer, data, notes, folder, progress)
+        result = _run(config, recognizer, data, notes, folder, progress)
         files.write_json(folder.evals, result.to_dict())
         folder.note(status="finished")
     return result
@@ -115,39 +134,53 @@ def _read(config: OwnConfig, recognizer: Recognizer) -> tuple[Annotations, list[
     return data.subset(chosen), [note]
 
 
-def _teach(
+def teach(
+    recognizer: Recognizer,
+    data: Annotations,
+    *,
+    folds: int = 5,
+    images: ImageCache | None = None,
+    progress: bool = False,
+) -> Taught:
+    """What a calibrated model learns of labelled images."""
+    ram, calibrator, targets = recognizer.ram, recognizer.calibrator, data.targets()
+    if calibrator is None:
+        raise RamatchError(f"{recognizer.name} is not calibrated, so it cannot be taught: run ramatch calibrate first")
+    images = images or ImageCache(0)
+    pixels = images.stack(data.records, ram.preprocess, progress=progress)
+    sight = look(ram, calibrator, pixels, data.classes, progress=progress)
+    order, earlier = stable_order([r.key for r in data.records]), ram.learned
+    parts = [sorted(order[i::folds]) for i in range(min(folds, len(order)))]
+    found = choose(sight, targets, parts)
+    shown = [i for i, there in enumerate(targets.any(0).tolist()) if there]
+    before = calibrator(sight.features.numpy(), sight.words)
+    after = np.zeros_like(before)
+    try:
+        for part, unit in zip(parts, found.directions, strict=True):
+            ram.learned = _joined(earlier, data.classes, unit, shown)
+            held = collect_scores(ram, data.subset(part), images=images, progress=False)
+            after[part] = calibrator(held.features, held.words)
+    finally:
+        ram.learned = earlier
+    learned = _joined(earlier, data.classes, learn(sight, targets, range(len(data)), found.prior), shown)
+    return Taught(learned, found.prior, before, after, targets.numpy())
+
+
+def _run(
     config: OwnConfig, recognizer: Recognizer, data: Annotations, notes: list[str], folder: RunFolder, progress: bool
 ) -> OwnResult:
-    ram, targets = recognizer.ram, data.targets()
     images = ImageCache(config.data.workers)
-    pixels = images.stack(data.records, ram.preprocess, progress=progress)
-    options: dict[str, Any] = {"images": images, "progress": False}
-    began = recognizer.calibrator
-    if began is None:
-        features = collect_scores(ram, data, **options)
-        began = recognizer.calibrator = Calibrator.fit(features.features, features.targets, names=FEATURES)
+    if recognizer.calibrator is None:
+        raw = collect_scores(recognizer.ram, data, images=images, progress=progress)
+        recognizer.calibrator = Calibrator.fit(raw.features, raw.targets, names=FEATURES)
         notes.append(f"{recognizer.name} was not calibrated: it now is, by these {len(data):,} images")
-    sight = look(ram, began, pixels, data.classes, progress=progress)
-    order = stable_order([r.key for r in data.records])
-    folds = [sorted(order[i :: config.folds]) for i in range(min(config.folds, len(order)))]
-    found = choose(sight, targets, folds)
-    before = began(sight.features.numpy(), sight.words)
-    after, earlier = np.zeros_like(before), ram.learned
-    shown = [i for i, there in enumerate(targets.any(0).tolist()) if there]
-    for fold, unit in zip(folds, found.directions, strict=True):
-        ram.learned = _joined(earlier, data.classes, unit, shown)
-        held = collect_scores(ram, data.subset(fold), **options)
-        after[fold] = began(held.features, held.words)
-    unit = learn(sight, targets, range(len(data)), found.prior)
-    ram.learned = _joined(earlier, data.classes, unit, shown)
-    changes = _compare(before, after, targets.numpy()) if len(data) >= FEW else {}
+    taught = teach(recognizer, data, folds=config.folds, images=images, progress=progress)
+    changes = taught.changes() if len(data) >= FEW else {}
     better, kept, said = _verdict(len(data), changes)
-    if not kept:
-        ram.learned = earlier
     with files.whole_folder(_emptied(folder.model)) as target:
         save_model(recognizer, config.model.backbone, target)
-        if ram.learned is not None:
-            ram.learned.save(target / LEARNED)
+        if kept:
+            taught.learned.save(target / LEARNED)
         write_hashes(target)
     return OwnResult(folder.path, len(data), len(data.classes), changes, better, kept, (*said, *notes))
 
@@ -158,11 +191,6 @@ def _joined(earlier: Learned | None, names: Sequence[str], unit: Tensor, shown: 
     old = () if earlier is None else [i for i, name in enumerate(earlier.names) if name.lower() not in taught]
     kept, rows = ([], []) if earlier is None else ([earlier.names[i] for i in old], [earlier.unit[i] for i in old])
     return Learned((*kept, *(names[i] for i in shown)), torch.stack([*rows, *(unit[i] for i in shown)]))
-
-
-def _compare(before: np.ndarray, after: np.ndarray, targets: np.ndarray) -> dict[str, Change]:
-    metrics = {"mAP": mean_ap, "F1@3": lambda p, t: at_k(p, t, 3).f1, "ECE": ece}
-    return {name: paired_change(before, after, targets, metric) for name, metric in metrics.items()}
 
 
 def _verdict(images: int, changes: dict[str, Change]) -> tuple[bool, bool, list[str]]:
