@@ -75,8 +75,10 @@ def _add_eval(verbs: Any) -> None:
 
 def _add_calibrate(verbs: Any) -> None:
     parser = verbs.add_parser("calibrate", help="turn scores into probabilities, on held-out data")
-    parser.add_argument("model", metavar="MODEL", help="model folder or run folder")
+    what = "bundled model, model folder, run folder, or a plain CLIP"
+    parser.add_argument("model", metavar="MODEL", help=what)
     _add_data(parser, split="which part to fit on (default: held-out images)")
+    parser.add_argument("--out", metavar="DIR", help="write a calibrated copy here (default: into the model's own folder)")
     add_parts(parser)
     add = parser.add_argument_group("labels unlike those of the data").add_argument
     what = "words that the model learned with (one per line): labels far from them are marked, and called improbable"
@@ -216,7 +218,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         raise RamatchError("train on what? Give --data, your labelled images; or a --recipe ('list' shows them)")
     config = load_recipe(recipe or OWN, overrides)
     if isinstance(config, OwnConfig):
-        print(train_own(config, resume=arguments.resume == "auto").to_table())
+        print(train_own(config, resume=arguments.resume or False).to_table())
         print(f"\n{config.output}: ramatch tag photo.jpg --model {config.output}")
         return 0
     result = train(config, resume=arguments.resume or False)
@@ -264,7 +266,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     from ..data import read_classes
     from ..evaluation.calibrate import Further, calibrate
 
-    options = pick(arguments, "split", "images_root", "workers") | model_options(arguments)
+    options = pick(arguments, "out", "split", "images_root", "workers") | model_options(arguments)
     only = [name for file in arguments.only for name in read_classes(file)]
     further = Further(arguments.known, arguments.also, arguments.captions, only)
     options |= {"further": further, "progress": sys.stderr.isatty()}

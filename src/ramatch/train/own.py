@@ -98,35 +98,42 @@ class OwnResult:
         return facts | {"kept_aside": percent, "notes": list(self.notes)}
 
 
-def train_own(config: OwnConfig, *, resume: bool = False, progress: bool = True) -> OwnResult:
-    """Teach `config.model` the labels of `config.data`, in the folder `config.output`. resume: what an earlier start
-    left there is done anew, which takes no longer than to go on would."""
+def train_own(config: OwnConfig, *, resume: str | bool = False, progress: bool = True) -> OwnResult:
+    """Teach `config.model` the labels of `config.data`, in the folder `config.output`. resume: "auto" does anew what an
+    earlier start left there; it takes too short for checkpoints."""
     folder = RunFolder(config.output)
+    if resume not in (False, True, "auto"):
+        raise RamatchError(f"no such checkpoint: {resume}; a run that learns labels has none, use --resume auto")
+    everything = _read(config)
     with folder.locked():
         if not resume and (folder.path / "config.yaml").is_file():
             told = "already holds a run: do it again with --resume auto, or choose another output folder"
             raise RamatchError(f"{folder.path} {told}")
-        recognizer = load_model(config.model.backbone, label_features=config.model.label_features, device=config.device)
-        data, notes = _read(config, recognizer)
+        start = config.model
+        recognizer = load_model(start.backbone, label_features=start.label_features, device=config.device)
+        data, notes = _as_many(everything, recognizer.ram.backbone.dim)
         files.write_text(folder.path / "config.yaml", dump_config(config))
         files.write_text(folder.path / "README.txt", README.format(folder=folder.path))
         facts = {"data": data.summary.headline(), "images": len(data), "labels": len(data.classes)}
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        folder.note(status="running", started=started, model=config.model.backbone, **facts)
+        folder.note(status="running", started=started, model=start.backbone, **facts)
         result = _run(config, recognizer, data, notes, folder, progress)
         files.write_json(folder.evals, result.to_dict())
         folder.note(status="finished")
     return result
 
 
-def _read(config: OwnConfig, recognizer: Recognizer) -> tuple[Annotations, list[str]]:
-    """The images that are learned from; as many as memory holds."""
-    data = read_split(
-        find_data(config.data.path), config.data.split, classes=config.data.classes, images=config.data.images
-    )
+def _read(config: OwnConfig) -> Annotations:
+    place, own = find_data(config.data.path), config.data
+    data = read_split(place, own.split, classes=own.classes, images=own.images)
     if len(data) < 2 or not data.targets().any():
-        raise RamatchError(f"{config.data.path}: {len(data)} image(s) with labels; there must be at least 2")
-    most = max(2, MEMORY // (2 * VIEWS * len(data.classes) * recognizer.ram.backbone.dim))
+        raise RamatchError(f"{own.path}: {len(data)} image(s) with labels; there must be at least 2")
+    return data
+
+
+def _as_many(data: Annotations, dim: int) -> tuple[Annotations, list[str]]:
+    """As many images as memory holds what is kept of, and a note if these are not all."""
+    most = max(2, MEMORY // (2 * VIEWS * len(data.classes) * dim))
     if len(data) <= most:
         return data, []
     chosen = sorted(stable_order([r.key for r in data.records])[:most])
@@ -175,14 +182,18 @@ def _run(
         recognizer.calibrator = Calibrator.fit(raw.features, raw.targets, names=FEATURES)
         notes.append(f"{recognizer.name} was not calibrated: it now is, by these {len(data):,} images")
     taught = teach(recognizer, data, folds=config.folds, images=images, progress=progress)
-    changes = taught.changes() if len(data) >= FEW else {}
-    better, kept, said = _verdict(len(data), changes)
+    changes = taught.changes() if len(data) >= FEW and taught.prior is not None else {}
+    better, kept, verdict = _verdict(taught, changes)
+    if unseen := [name for name, there in zip(data.classes, taught.targets.any(0), strict=True) if not there]:
+        listed = ", ".join(unseen[:5]) + (" …" if len(unseen) > 5 else "")
+        notes.append(f"{len(unseen)} label(s) that no image shows are as they were: {listed}")
     with files.whole_folder(_emptied(folder.model)) as target:
         save_model(recognizer, config.model.backbone, target)
+        files.write_json(target / "calibration.json", recognizer.calibrator.to_dict())
         if kept:
             taught.learned.save(target / LEARNED)
         write_hashes(target)
-    return OwnResult(folder.path, len(data), len(data.classes), changes, better, kept, (*said, *notes))
+    return OwnResult(folder.path, len(data), len(data.classes), changes, better, kept, (verdict, *notes))
 
 
 def _joined(earlier: Learned | None, names: Sequence[str], unit: Tensor, shown: Sequence[int]) -> Learned:
@@ -193,17 +204,23 @@ def _joined(earlier: Learned | None, names: Sequence[str], unit: Tensor, shown: 
     return Learned((*kept, *(names[i] for i in shown)), torch.stack([*rows, *(unit[i] for i in shown)]))
 
 
-def _verdict(images: int, changes: dict[str, Change]) -> tuple[bool, bool, list[str]]:
-    """Whether it is better, whether to keep it, and that in words."""
+def _verdict(taught: Taught, changes: dict[str, Change]) -> tuple[bool, bool, str]:
+    """Whether it is better, whether to keep what was learned, and that in words."""
+    images, about = f"{len(taught.targets):,} images", "on images that were kept aside"
+    if taught.prior is None:
+        return False, False, f"{images} do not show how to do better: the model is as it was; label more, 100 do well"
     if not changes:
-        told = f"{images} images are too few to tell whether it is better than it was: label {FEW}, or better 100"
-        return False, True, [told]
-    found, about = changes["mAP"], "on images that were kept aside"
+        return False, True, f"{images} are too few to tell whether it is better than it was: label {FEW}, or better 100"
+    found = changes["mAP"]
     if found.low > 0:
-        return True, True, [f"better {about}: the whole interval of mAP is above 0"]
+        return True, True, f"better {about}: the whole interval of mAP is above 0"
     if found.change > 0:
-        return False, True, [f"no difference can be told by {images:,} images: the interval of mAP holds 0; label more"]
-    return False, False, [f"not better {about}: nothing was learned, the model is as it was"]
+        return (
+            False,
+            True,
+            f"{images} are too few to tell whether it is better: the interval of mAP holds 0; label more",
+        )
+    return False, False, f"not better {about}: nothing was learned, the model is as it was"
 
 
 def _emptied(path: Path) -> Path:
