@@ -19,7 +19,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-PAGES = ("README.md", "docs/results.md", "docs/performance.md", "src/ramatch/models/ramatch-mini/README.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/performance.md",
+    "docs/training.md",
+    "src/ramatch/models/ramatch-mini/README.md",
+)
 MARKERS = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", flags=re.DOTALL)
 
 
@@ -86,6 +92,18 @@ TABLES = {
             "p99": "{p99}",
             "mean batch": "{mean_batch}",
             "refused": "{refused}",
+        },
+    ),
+    "own-data": Table(
+        "own_data.csv",
+        {
+            "": "{row}",
+            "GZSL mAP": "{gzsl_map}",
+            "seen": "{seen_map}",
+            "unseen": "{unseen_map}",
+            "GZSL F1@3": "{gzsl_f1}",
+            "ECE": "{ece}",
+            "prior": "{prior}",
         },
     ),
     "operations": Table(

@@ -14,7 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "results").glob("*.csv"))
 SCRIPT = ROOT / "scripts" / "render_tables.py"
-PAGES = ("README.md", "docs/results.md", "docs/performance.md", "src/ramatch/models/ramatch-mini/README.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/performance.md",
+    "docs/training.md",
+    "src/ramatch/models/ramatch-mini/README.md",
+)
 
 
 def rows(file: Path) -> list[dict[str, str]]:

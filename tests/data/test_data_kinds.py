@@ -77,6 +77,14 @@ def test_a_synonym_is_as_probable_as_its_name_a_parent_needs_to_agree(lexicon: L
     assert certain.max() <= 1
 
 
+def test_labels_that_were_taught_are_looked_for_alone(lexicon: Lexicon) -> None:
+    found = sought(["animal", "sofa"], lexicon)
+    taught = found.alone(np.array([True, False]))
+    assert taught.words == found.words
+    assert (taught.same[0], taught.kinds[0], taught.general[0]) == ((), (), False)
+    assert (taught.same[1], taught.kinds[1], taught.general[1]) == (found.same[1], found.kinds[1], found.general[1])
+
+
 def test_only_general_labels_pay_for_their_many_kinds(lexicon: Lexicon) -> None:
     found = sought(["dog", "animal"], lexicon)  # captions say "dog" more often than any of its kinds
     assert found.general == (False, True)

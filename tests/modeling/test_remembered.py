@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_models import tiny_ram
 
 from ramatch.modeling.known import LEAST, Known
+from ramatch.modeling.learned import Learned
 from ramatch.modeling.remembered import KEPT, cache_folder, remembered
 
 NAMES = ["dog", "cat", "kite"]
@@ -95,3 +97,17 @@ def test_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_folder() == tmp_path / "home" / ".cache" / "ramatch"
+
+
+def test_labels_that_were_taught_are_kept_as_such(folder: Path) -> None:
+    ram = tiny_ram().eval()
+    before = remembered(ram, NAMES)
+    ram.learned = Learned(("cat",), F.normalize(torch.randn(1, ram.backbone.dim), dim=-1))
+    for _ in range(2):
+        found = remembered(ram, NAMES)
+        assert found.learned.tolist() == [False, True, False]
+        torch.testing.assert_close(found.unit[1], ram.learned.unit[0])
+        torch.testing.assert_close(found.unit[0], before.unit[0])
+    assert len(files(folder)) == 2
+    ram.learned = Learned(("dog",), ram.learned.unit)
+    assert remembered(ram, NAMES).learned.tolist() == [True, False, False]

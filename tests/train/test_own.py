@@ -18,10 +18,12 @@ from ramatch.evaluation.calibration import Calibrator, Words
 from ramatch.evaluation.intervals import paired_change
 from ramatch.evaluation.metrics import mean_ap
 from ramatch.evaluation.models import FEATURES, collect_scores, load_model
+from ramatch.library.features import encode_words
 from ramatch.modeling.learned import Learned
 from ramatch.modeling.ram import RAM
 from ramatch.recognizer import Recognizer
-from ramatch.train.config import OwnConfig, load_recipe
+from ramatch.train.assemble import build_ram
+from ramatch.train.config import ModelConfig, OwnConfig, load_recipe
 from ramatch.train.directions import PRIORS, choose, learn, look, misses, strictest
 from ramatch.train.own import teach, train_own
 
@@ -202,6 +204,9 @@ def test_learned_labels_on_disk_and_in_a_vocabulary(model: Path, tmp_path: Path)
     assert labels.learned.tolist() == [False, True]
     torch.testing.assert_close(labels.unit[1], moved[0])
     assert not torch.equal(labels.tss[1], moved[0]), "TSS looks at what the text tower says"
+    directions, words = encode_words(recognizer, ["blue", "red"])
+    torch.testing.assert_close(directions, labels.unit[:2])
+    assert words.learned.tolist() == [False, True]
     recognizer.save_pretrained(tmp_path / "model", with_backbone=True)
     again = load_model(tmp_path / "model", device="cpu").ram.learned
     assert again.names == ("Red",)
@@ -241,3 +246,10 @@ def test_the_recipe_is_what_no_recipe_means() -> None:
     assert recipe.model.backbone == "ramatch-mini"
     with pytest.raises(RamatchError, match="unknown setting 'epochs'"):
         load_recipe("own-data", ["epochs=3"])
+
+
+def test_adapters_of_the_shipped_model_are_a_start_too() -> None:
+    start = ModelConfig(backbone="ramatch-mini", preset="aligned", init="ramatch-mini")
+    ram, shipped = build_ram(start, torch.device("cpu")), load_model("ramatch-mini", device="cpu", precision="fp32").ram
+    for name, tensor in shipped.adapters().items():
+        torch.testing.assert_close(ram.adapters()[name], tensor)

@@ -33,7 +33,7 @@ HELD_OUT_SPLITS = ("val", "validation", "calibration", "dev")
 ENOUGH_IMAGES, ENOUGH_PAIRS = (
     50,
     100,
-)  # log loss within 3 % of what 300 training images of coco-ov, ucm-ov, peta-ov give
+)  # see docs/training.md
 MENTIONED = 3  # images whose captions must have a word for it to be a label
 
 

@@ -14,7 +14,7 @@ from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.files import fill, read_tensors
-from ..modeling.checkpoints.folder import is_model_folder, load_adapters
+from ..modeling.checkpoints.folder import is_model_folder, load_adapters, model_folder
 from ..modeling.checkpoints.loading import BUNDLED, read_tower
 from ..modeling.ram import RAM
 from .config import DataConfig, ModelConfig
@@ -70,10 +70,10 @@ def build_ram(config: ModelConfig, device: torch.device, dtype: torch.dtype = to
     fingerprint = backbone.fingerprint()
     ram = RAM(backbone, config.ram_config())
     if config.init is not None:
-        file = Path(config.init).expanduser() / "ram.safetensors"
-        if not file.is_file():
+        folder = model_folder(config.init)
+        if folder is None:
             raise RamatchError(f"model.init: {config.init} is not a model folder (no ram.safetensors in it)")
-        load_adapters(ram, read_tensors(file), config.init)
+        load_adapters(ram, read_tensors(folder / "ram.safetensors"), config.init)
     ram.to(device)
     ram.backbone.to(dtype)
     # rounding the frozen weights for speed does not make them another model: keep the name they were loaded under

@@ -31,7 +31,7 @@ class ModelConfig(Settings):
     ram: dict[str, Any] = field(default_factory=dict)  # fields of RAMConfig that differ from the preset
     image_size: tuple[Count, Count] | None = None  # (height, width); None: the backbone's own
     label_features: str | None = None  # safetensors file, for a backbone without a text tower
-    init: str | None = None  # model folder whose adapters the run starts from
+    init: str | None = None  # bundled model, model or run folder whose adapters the run starts from
 
     def check(self) -> None:
         self.ram_config()  # raises for an unknown preset or setting

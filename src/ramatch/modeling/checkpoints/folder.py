@@ -2,7 +2,8 @@
 
 A model folder holds config.json (settings, the backbone's name and fingerprint), ram.safetensors (the adapters, a few
 MB), optionally calibration.json, known.safetensors (the words it learned with) and learned.safetensors (labels that its
-user taught it), and optionally the backbone itself in `backbone/` so that the folder stands alone; and SHA256SUMS.txt, the hashes of them all.
+user taught it), and optionally the backbone itself in `backbone/` so that the folder stands alone; and SHA256SUMS.txt,
+the hashes of them all.
 """
 
 from __future__ import annotations
