@@ -183,6 +183,9 @@ def test_a_run_is_not_overwritten_unless_it_is_gone_on_with(model: Path, data: P
     with pytest.raises(RamatchError, match="no such checkpoint"):
         train_own(eight, resume="x.pt", progress=False)
     assert train_own(eight, resume="auto", progress=False).images == 8
+    with pytest.raises(RamatchError, match="choose another output folder"):
+        train_own(eight.replace(**{"model.backbone": eight.output}), resume="auto", progress=False)
+    assert (tmp_path / "run/model/config.json").is_file()
 
 
 def test_a_model_goes_on_learning(model: Path, data: Path, tmp_path: Path) -> None:

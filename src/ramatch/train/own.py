@@ -27,7 +27,7 @@ from ..evaluation.intervals import Change, paired_change
 from ..evaluation.metrics import at_k, mean_ap
 from ..evaluation.models import FEATURES, collect_scores, load_model, save_model
 from ..evaluation.reliability import ece
-from ..modeling.checkpoints.folder import LEARNED
+from ..modeling.checkpoints.folder import LEARNED, model_folder
 from ..modeling.checkpoints.hashes import write_hashes
 from ..modeling.learned import Learned
 from ..recognizer import Recognizer
@@ -50,23 +50,26 @@ Evaluate it:  ramatch eval --model {folder} --data DATA
 """
 
 
-METRICS = {"mAP": mean_ap, "F1@3": lambda p, t: at_k(p, t, 3).f1, "ECE": ece}
+METRICS = {"F1@3": lambda p, t: at_k(p, t, 3).f1, "ECE": ece}
 
 
 @dataclass(frozen=True)
 class Taught:
     """learned: from all images, with this prior (see `directions.PRIORS`). before, after (n, N): probabilities, the
-    latter of each image by what was learned without it; targets (n, N)."""
+    latter of each image by what was learned without it; targets (n, N); folds: rows that were kept aside together."""
 
-    learned: Learned
+    learned: Learned | None
     prior: float | None
     before: np.ndarray
     after: np.ndarray
     targets: np.ndarray
+    folds: Sequence[Sequence[int]]
 
     def changes(self) -> dict[str, Change]:
         found = self.before, self.after, self.targets
-        return {name: paired_change(*found, metric) for name, metric in METRICS.items()}
+        # who was kept aside with a rare label learned that it is rarer: across folds it would be ranked too low
+        ranked = paired_change(*found, mean_ap, parts=self.folds)
+        return {"mAP": ranked} | {name: paired_change(*found, metric) for name, metric in METRICS.items()}
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ def train_own(config: OwnConfig, *, resume: str | bool = False, progress: bool =
             told = "already holds a run: do it again with --resume auto, or choose another output folder"
             raise RamatchError(f"{folder.path} {told}")
         start = config.model
+        if (source := model_folder(start.backbone)) is not None and source.resolve() == folder.model.resolve():
+            raise RamatchError(
+                f"{start.backbone} would be replaced by what is made of it: choose another output folder"
+            )
         recognizer = load_model(start.backbone, label_features=start.label_features, device=config.device)
         data, notes = _as_many(everything, recognizer.ram.backbone.dim)
         files.write_text(folder.path / "config.yaml", dump_config(config))
@@ -159,18 +166,18 @@ def teach(
     order, earlier = stable_order([r.key for r in data.records]), ram.learned
     parts = [sorted(order[i::folds]) for i in range(min(folds, len(order)))]
     found = choose(sight, targets, parts)
-    shown = [i for i, there in enumerate(targets.any(0).tolist()) if there]
+    truth = targets.numpy()
     before = calibrator(sight.features.numpy(), sight.words)
     after = np.zeros_like(before)
     try:
         for part, unit in zip(parts, found.directions, strict=True):
-            ram.learned = _joined(earlier, data.classes, unit, shown)
+            ram.learned = _joined(earlier, data.classes, unit, np.delete(truth, part, axis=0))
             held = collect_scores(ram, data.subset(part), images=images, progress=False)
             after[part] = calibrator(held.features, held.words)
     finally:
         ram.learned = earlier
-    learned = _joined(earlier, data.classes, learn(sight, targets, range(len(data)), found.prior), shown)
-    return Taught(learned, found.prior, before, after, targets.numpy())
+    learned = _joined(earlier, data.classes, learn(sight, targets, range(len(data)), found.prior), truth)
+    return Taught(learned, found.prior, before, after, truth, parts)
 
 
 def _run(
@@ -191,18 +198,20 @@ def _run(
     with files.whole_folder(_emptied(folder.model)) as target:
         save_model(recognizer, config.model.backbone, target)
         files.write_json(target / "calibration.json", recognizer.calibrator.to_dict())
-        if kept:
+        if kept and taught.learned is not None:
             taught.learned.save(target / LEARNED)
         write_hashes(target)
     return OwnResult(folder.path, len(data), len(data.classes), changes, better, kept, (verdict, *notes))
 
 
-def _joined(earlier: Learned | None, names: Sequence[str], unit: Tensor, shown: Sequence[int]) -> Learned:
-    """What was learned now, with what the model had learned before of other labels."""
-    taught = {names[i].lower() for i in shown}
-    old = () if earlier is None else [i for i, name in enumerate(earlier.names) if name.lower() not in taught]
-    kept, rows = ([], []) if earlier is None else ([earlier.names[i] for i in old], [earlier.unit[i] for i in old])
-    return Learned((*kept, *(names[i] for i in shown)), torch.stack([*rows, *(unit[i] for i in shown)]))
+def _joined(earlier: Learned | None, names: Sequence[str], unit: Tensor, targets: np.ndarray) -> Learned | None:
+    """What images with these targets taught of the labels that they show, and what the model had learned before of
+    others."""
+    shown = np.flatnonzero(targets.any(0)).tolist()
+    taught = {names[i].lower(): unit[i] for i in shown}
+    if earlier is not None:
+        taught = {n.lower(): u for n, u in zip(earlier.names, earlier.unit, strict=True)} | taught
+    return Learned(tuple(taught), torch.stack([*taught.values()])) if taught else None
 
 
 def _verdict(taught: Taught, changes: dict[str, Change]) -> tuple[bool, bool, str]:
@@ -215,13 +224,10 @@ def _verdict(taught: Taught, changes: dict[str, Change]) -> tuple[bool, bool, st
     found = changes["mAP"]
     if found.low > 0:
         return True, True, f"better {about}: the whole interval of mAP is above 0"
-    if found.change > 0:
-        return (
-            False,
-            True,
-            f"{images} are too few to tell whether it is better: the interval of mAP holds 0; label more",
-        )
-    return False, False, f"not better {about}: nothing was learned, the model is as it was"
+    if found.high < 0:
+        return False, False, f"worse {about}: nothing was learned, the model is as it was"
+    told = "probabilities are better, but whether it ranks better cannot be told: the interval of mAP holds 0"
+    return False, True, f"{images}: {told}; label more"
 
 
 def _emptied(path: Path) -> Path:
