@@ -40,11 +40,8 @@ def _add_train(verbs: Any) -> None:
     add("--label-features", metavar="F", help="fixed label features (model.label_features)")
     add("--out", metavar="DIR", help="run folder (output)")
     add_device(parser)
-    add(
-        "--resume",
-        metavar="auto|F",
-        help="go on with --out, or else the last run in runs/, as it began; or from a file",
-    )
+    what = "go on with --out, or else the last run in runs/, as it began; or from a file"
+    add("--resume", metavar="auto|F", help=what)
     add("overrides", nargs="*", metavar=CHANGES)
     parser.set_defaults(run=run_train)
 
@@ -78,7 +75,9 @@ def _add_calibrate(verbs: Any) -> None:
     what = "bundled model, model folder, run folder, or a plain CLIP"
     parser.add_argument("model", metavar="MODEL", help=what)
     _add_data(parser, split="which part to fit on (default: held-out images)")
-    parser.add_argument("--out", metavar="DIR", help="write a calibrated copy here (default: into the model's own folder)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="write a calibrated copy here (default: into the model's own folder)"
+    )
     add_parts(parser)
     add = parser.add_argument_group("labels unlike those of the data").add_argument
     what = "words that the model learned with (one per line): labels far from them are marked, and called improbable"
