@@ -191,8 +191,7 @@ def _run(
     taught = teach(recognizer, data, folds=config.folds, images=images, progress=progress)
     changes = taught.changes() if len(data) >= FEW and taught.prior is not None else {}
     better, kept, verdict = _verdict(taught, changes)
-    shown = taught.targets.any(0).tolist()
-    if unseen := [name for name, there in zip(data.classes, shown, strict=True) if not there]:
+    if unseen := [data.classes[i] for i in np.flatnonzero(np.logical_not(taught.targets.any(0)))]:
         listed = ", ".join(unseen[:5]) + (" …" if len(unseen) > 5 else "")
         notes.append(f"{len(unseen)} label(s) that no image shows are as they were: {listed}")
     with files.whole_folder(_emptied(folder.model)) as target:
