@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for room in ("modeling", "serve"):
+for room in ("modeling", "serve", "train"):
     sys.path.insert(0, str(Path(__file__).parents[1] / room))
