@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from train_tiny import squares, tiny_backbone
+from train_tiny import squares, tiny_backbone, tiny_values, tiny_world
 
 from ramatch.assets import photo_paths
 from ramatch.modeling.checkpoints.folder import save_backbone
@@ -90,3 +90,16 @@ def test_calibrate_a_plain_encoder(ramatch, tmp_path):
     tag = ("tag", picture, "--labels", "red,blue", "--format", "json", "--threshold", 0, *CPU)
     assert json.loads(ramatch(*tag, "--model", clip).out)[0]["calibrated"] is False
     assert json.loads(ramatch(*tag, "--model", out).out)[0]["calibrated"] is True
+
+
+def test_resume_alone_goes_on_with_any_recipe(ramatch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_world(tmp_path)
+    (tmp_path / "recipe.json").write_text(json.dumps(tiny_values(tmp_path, output="runs/tiny", epochs=1)))
+    assert ramatch("train", "--recipe", "recipe.json", "optim.lr=0.002").code == 0
+    state = Path("runs/tiny/run.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "running"}))
+    result = ramatch("train", "--resume", "auto")
+    assert result.code == 0, result.err
+    assert "continuing at step 4" in result.err, "where it ended, with the rate that it was given"
+    assert json.loads(state.read_text())["status"] == "finished"
