@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,17 @@ def test_calibration_on_a_split_or_a_random_part(tiny: Path, run: Path, tmp_path
     assert "a random 50 %" in " ".join(part.notes)
     with pytest.raises(RamatchError, match="not a model folder"):
         calibrate(tiny / "backbone", tiny / "data", **QUIET)
+
+
+def test_a_folder_named_as_the_shipped_model_is_calibrated_by_its_own_scores(
+    tiny: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run / "model", tmp_path / "ramatch-mini")
+    monkeypatch.chdir(tmp_path)
+    by_name = calibrate("ramatch-mini", tiny / "data", share=0.5, **QUIET)
+    assert by_name.path.resolve() == tmp_path / "ramatch-mini" / "calibration.json"
+    by_path = calibrate(tmp_path / "ramatch-mini", tiny / "data", share=0.5, **QUIET)
+    assert by_name.calibrator.to_dict() == by_path.calibrator.to_dict()
 
 
 def test_calibration_with_known_words_other_labels_and_captions(tiny: Path, run: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def calibrate(
 
 def _source(model: str | Path, out: str | Path | None) -> Path | None:
     """The folder of a trained model, None of a plain CLIP; an error where there is no place to write to."""
-    local, shipped = Path(model).expanduser(), bundled_model(str(model))
+    local, shipped = Path(model).expanduser().resolve(), bundled_model(str(model))  # a path is no shipped model's name
     folder = local if is_model_folder(local) else model_folder(model)  # here, one on disk comes before a shipped one
     if out is None and folder is None:
         raise RamatchError(f"{model} is not a model folder, which calibration could be saved in; give --out DIR")
