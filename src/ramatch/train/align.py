@@ -53,7 +53,8 @@ MEANINGS, NEARNESS = 512, 10.0  # words compared with each other in a step, and 
 
 @dataclass(frozen=True)
 class AlignConfig(ConceptConfig, LoopConfig):
-    """Defaults are the ones `ramatch-mini` was aligned with. The word embeddings stay frozen."""
+    """Defaults are the ones `ramatch-mini` was aligned with, but for its teachers and `final_size=224`. The word
+    embeddings stay frozen."""
 
     image_size: Count = 196
     final_size: Natural = 0  # of images once training is done, for finer regions than it had; 0: the same
@@ -62,7 +63,7 @@ class AlignConfig(ConceptConfig, LoopConfig):
     global_pool: Annotated[str, OneOf(("cls", "cls+mean"))] = "cls+mean"
     # last layers whose self-aware attention makes the regions; 0: the tower's final patches
     saa_layers: Annotated[int, Bound(-1)] = 0
-    vision_layers: Natural = 4  # last vision layers that are tuned
+    vision_layers: Natural = 3  # last vision layers that are tuned
     epochs: Count = 15
     batch_size: Annotated[int, Bound(2)] = 512
     optim: OptimConfig = field(
@@ -79,7 +80,7 @@ class AlignConfig(ConceptConfig, LoopConfig):
     leave_out: Annotated[float, Bound(0, 0.5, below=True)] = 0.003
     max_tags: Count = 6000
     min_images: Count = 5
-    name_share: Share = 0.4  # how often a concept is read by its plain name rather than in other words
+    name_share: Share = 0.6  # how often a concept is read by its plain name rather than in other words
     meaning_weight: NotNegative = 0.5  # of holding the words of the lexicon as near to each other as they were
     teachers: tuple[str, ...] = ()  # folders of backbones aligned before, to learn from as well
     teacher_weight: NotNegative = 1.0
