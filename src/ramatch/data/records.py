@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from ramatch.data.annotations import Annotations, Reading, Record, Request, Row, Summary, locate
-from ramatch.data.formats import coco, hub, lists, sidecars, tables, voc, webdataset
+from ramatch.data.formats import boxes, coco, hub, lists, sidecars, tables, voc, webdataset
 from ramatch.data.images import natural_key
 from ramatch.data.sources import Locator
 from ramatch.errors import RamatchError
@@ -22,6 +22,7 @@ from ramatch.labels import tidy
 
 READERS: dict[str, ModuleType] = {  # in the order in which they are tried
     "lists": lists,
+    "boxes": boxes,
     "coco": coco,
     "table": tables,
     "voc": voc,

@@ -1,0 +1,118 @@
+"""Do the masks cover the thing? Mean IoU over classes, with and without background, against masks of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.masks import read_masks
+from ..data.splits import hold_out
+from ..errors import RamatchError
+from ..progress import Progress
+from ._tables import format_table
+
+PARTS = ("all", "val", "test")  # of the images, halves by their names: settings are chosen on val, reported on test
+WAYS = {
+    "labels given": "the labels that are there, background ignored",
+    "all labels": "all labels of the data, background ignored",
+    "background": "all labels of the data, and none of them",
+}
+
+
+@dataclass
+class Confusion:
+    """Pixels by what they are (rows) and what they were called (columns): none of the classes first, then each."""
+
+    classes: tuple[str, ...]
+    counts: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = np.zeros((len(self.classes) + 1,) * 2, dtype=np.int64)
+
+    def add(self, found: np.ndarray, truth: np.ndarray) -> None:
+        """ids (H, W) of one picture: 0 for none, 1 + the class's place; of the truth, −1 is left out."""
+        if found.shape != truth.shape:
+            raise RamatchError(f"masks of {found.shape} pixels against a truth of {truth.shape}")
+        known, size = truth >= 0, len(self.counts)
+        self.counts += np.bincount(truth[known] * size + found[known], minlength=size**2).reshape(size, size)
+
+    def iou(self) -> dict[str, float]:
+        """In percent, of what occurs in the truth."""
+        right = np.diag(self.counts)
+        either = self.counts.sum(0) + self.counts.sum(1) - right
+        there = np.flatnonzero(self.counts.sum(1))
+        names = ("background", *self.classes)
+        return {names[i]: float(100 * right[i] / either[i]) for i in there}
+
+    @property
+    def mean_iou(self) -> float:
+        found = self.iou()
+        return sum(found.values()) / max(len(found), 1)
+
+
+@dataclass(frozen=True)
+class SegmentationReport:
+    """A confusion for each of WAYS, and of how many images."""
+
+    ways: dict[str, Confusion]
+    images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {name: {"mIoU": c.mean_iou, "per_class": c.iou()} for name, c in self.ways.items()}
+        return {"images": self.images, **found}
+
+    def to_table(self) -> str:
+        rows = [[name, f"{c.mean_iou:.1f}", WAYS[name]] for name, c in self.ways.items()]
+        return format_table(["", "mIoU", "of"], rows)
+
+
+def segment(
+    model: str | Path,
+    data: str | Path,
+    *,
+    part: str = "all",
+    batch_size: int = 16,
+    progress: bool = False,
+    **options: Any,
+) -> SegmentationReport:
+    """Masks of a model against those of the data (see `read_masks`). Options: those of `Recognizer.from_pretrained`."""
+    from ..recognizer import Recognizer
+
+    images = read_masks(data)
+    records, classes = images.annotations.records, images.annotations.classes
+    chosen = set(hold_out([record.key for record in records], 0.5))
+    if part not in PARTS:
+        raise RamatchError(f"unknown part '{part}' of the images; known: {', '.join(PARTS)}")
+    records = [r for i, r in enumerate(records) if part == "all" or (i in chosen) == (part == "val")]
+    recognizer = Recognizer.from_pretrained(model, cache=0, **options)
+    recognizer.set_vocabulary(classes)
+    ways = {name: Confusion(classes) for name in WAYS}
+    line = Progress(len(records), "segmenting", enabled=progress)
+    for start in range(0, len(records), batch_size):
+        batch = records[start : start + batch_size]
+        predictions = recognizer.predict([record.load() for record in batch], masks=True)
+        for record, prediction in zip(batch, predictions, strict=True):
+            truth = images.truth(record)
+            _add(ways, prediction, record.labels, truth, classes)
+        line.update(start + len(batch), force=start + len(batch) == len(records))
+    line.clear()
+    return SegmentationReport(ways, len(records))
+
+
+def _add(
+    ways: dict[str, Confusion], prediction: Any, labels: Sequence[str], truth: np.ndarray, classes: tuple[str, ...]
+) -> None:
+    size = (truth.shape[1], truth.shape[0])
+    things = np.where(truth > 0, truth, -1)
+    masks = {
+        "labels given": (prediction.masks(labels=labels, background=False, size=size), things),
+        "all labels": (prediction.masks(background=False, size=size), things),
+        "background": (prediction.masks(size=size), truth),
+    }
+    for name, (found, expected) in masks.items():
+        places = np.array([0, *(1 + classes.index(label) for label in found)])
+        ways[name].add(places[found.ids], expected)

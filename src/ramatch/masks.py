@@ -1,0 +1,178 @@
+"""Which pixel shows which label: masks of one picture, and how to hand them on: PNG, COCO's RLE, polygons, an overlay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from .errors import RamatchError
+from .files import write_atomic
+
+VOID = 255  # of a PNG with one byte a pixel: what VOC leaves open, so no label may have it
+TINT = 0.55  # how much of a label's color an overlay has
+
+
+@dataclass(frozen=True, eq=False)
+class Masks(Mapping[str, np.ndarray]):
+    """Masks that share the pixels of one picture out: label → (H, W) bool, the most probable label first.
+
+    names: K labels that are there. certainty (K,): their probabilities, or relative scores. ids (H, W): 0 where none of
+    them is, else 1 + the label's place in `names`; a label that no pixel shows best has an empty mask.
+    """
+
+    names: tuple[str, ...]
+    certainty: np.ndarray
+    ids: np.ndarray
+
+    def __post_init__(self) -> None:
+        if len(self.names) >= VOID:
+            raise RamatchError(f"{len(self.names)} labels in one picture; masks tell at most {VOID - 1} apart")
+
+    def __getitem__(self, label: str) -> np.ndarray:
+        if label not in self.names:
+            raise KeyError(label)
+        return self.ids == 1 + self.names.index(label)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        height, width = self.ids.shape
+        shares = ", ".join(f"{label} {100 * mask.mean():.0f} %" for label, mask in self.items())
+        return f"Masks({width} × {height}: {shares or 'no label'})"
+
+    def to_dict(self, *, polygons: bool = True) -> dict[str, Any]:
+        """Plain data for JSON: of each label value, area in pixels, box [x, y, w, h], RLE and polygons, as COCO has
+        them. Polygons are the outlines of its parts; holes are in the RLE alone."""
+        entries = []
+        for label, value in zip(self.names, self.certainty.tolist(), strict=True):
+            mask = self[label]
+            entry = {"label": label, "value": round(value, 4), "area": int(mask.sum()), "box": box_of(mask)}
+            entry["rle"] = encode_rle(mask)
+            if polygons:
+                entry["polygons"] = outlines(mask)
+            entries.append(entry)
+        return {"width": self.ids.shape[1], "height": self.ids.shape[0], "masks": entries}
+
+    def image(self) -> Image.Image:
+        """The ids as a picture with VOC's palette: pixel values are the ids."""
+        picture = Image.fromarray(self.ids.astype(np.uint8), mode="P")
+        picture.putpalette(palette().flatten().tolist())
+        return picture
+
+    def overlay(self, photo: Image.Image) -> Image.Image:
+        """The photograph with each mask tinted and outlined in its color, and named."""
+        photo = photo.convert("RGB").resize(self.ids.shape[::-1])
+        pixels, colors = np.asarray(photo, dtype=np.float32), palette()[1:]
+        tinted = np.where(self.ids[..., None] > 0, (1 - TINT) * pixels + TINT * palette()[self.ids], pixels)
+        tinted[_edges(self.ids)] = 255
+        picture = Image.fromarray(tinted.astype(np.uint8))
+        draw, size = ImageDraw.Draw(picture), max(10, min(picture.size) // 22)
+        font = ImageFont.load_default(size=size)
+        for (name, mask), color in zip(self.items(), colors.tolist(), strict=False):
+            if mask.any():
+                dark = tuple(part // 2 for part in color)
+                draw.text(_middle(mask), name, "white", font, anchor="mm", stroke_width=2, stroke_fill=dark)
+        return picture
+
+    def save(self, path: str | Path) -> None:
+        """Write the ids as PNG."""
+        write_atomic(path, lambda temporary: self.image().save(temporary, "PNG"))
+
+
+def encode_rle(mask: np.ndarray) -> dict[str, Any]:
+    """COCO's uncompressed RLE: lengths of runs down the columns, the first of zeros."""
+    flat = np.concatenate([[False], np.asarray(mask, dtype=bool).flatten(order="F")])
+    changes = np.flatnonzero(flat[1:] != flat[:-1])
+    counts = np.diff(np.concatenate([[0], changes, [flat.size - 1]]))
+    return {"size": list(mask.shape), "counts": counts.tolist()}
+
+
+def decode_rle(rle: Mapping[str, Any]) -> np.ndarray:
+    """(H, W) bool of an uncompressed RLE."""
+    counts = rle["counts"]
+    flat = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    return flat.reshape(rle["size"], order="F")
+
+
+def box_of(mask: np.ndarray) -> list[int]:
+    """[x, y, w, h] of the pixels of a mask; zeros where it has none."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if not len(rows):
+        return [0, 0, 0, 0]
+    return [int(columns[0]), int(rows[0]), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1]
+
+
+def outlines(mask: np.ndarray) -> list[list[int]]:
+    """Outer edges of a mask's parts as polygons [x0, y0, x1, y1, ...] along the pixels' borders, exact; parts that
+    touch at a corner only are two."""
+    follow = _border(mask)
+    found = []
+    while follow:
+        start = next(iter(follow))
+        corners, (y, x), heading = [], start, (0, 0)
+        while (y, x) in follow:
+            ways = follow[y, x]
+            # where two parts meet at a corner two ways lead on: the right turn stays with the part
+            step = (heading[1], -heading[0])
+            way = step if step in ways else ways[0]
+            ways.remove(way)
+            if not ways:
+                del follow[y, x]
+            if way != heading:
+                corners.append((x, y))
+            heading, (y, x) = way, (y + way[0], x + way[1])
+        points = np.array(corners)
+        ahead = np.roll(points, -1, axis=0)
+        if (points[:, 0] * ahead[:, 1] - ahead[:, 0] * points[:, 1]).sum() > 0:  # clockwise in a picture: not a hole
+            found.append(points.flatten().tolist())
+    return found
+
+
+def palette() -> np.ndarray:
+    """(256, 3): VOC's colors, of which neighbors differ much; 0 is black."""
+    numbers, colors = np.arange(256), np.zeros((256, 3), dtype=np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            colors[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colors
+
+
+def _border(mask: np.ndarray) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Corner (y, x) → steps (dy, dx) that lead from it along the border, the mask on their right."""
+    inside = np.pad(np.asarray(mask, dtype=bool), 1)
+    follow: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    here = inside[1:-1, 1:-1]
+    sides = {  # step: (pixels beyond which nothing is, where the step starts)
+        (0, 1): (here & ~inside[:-2, 1:-1], (0, 0)),
+        (1, 0): (here & ~inside[1:-1, 2:], (0, 1)),
+        (0, -1): (here & ~inside[2:, 1:-1], (1, 1)),
+        (-1, 0): (here & ~inside[1:-1, :-2], (1, 0)),
+    }
+    for step, (edge, (dy, dx)) in sides.items():
+        for y, x in np.argwhere(edge).tolist():
+            follow.setdefault((y + dy, x + dx), []).append(step)
+    return follow
+
+
+def _edges(ids: np.ndarray) -> np.ndarray:
+    """Pixels of masks that have another id to their right or below."""
+    edge = np.zeros(ids.shape, dtype=bool)
+    edge[:, :-1] |= ids[:, :-1] != ids[:, 1:]
+    edge[:-1] |= ids[:-1] != ids[1:]
+    return edge
+
+
+def _middle(mask: np.ndarray) -> tuple[float, float]:
+    """(x, y) of the mask's pixel nearest to its center of mass."""
+    rows, columns = np.nonzero(mask)
+    nearest = np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2)
+    return float(columns[nearest]), float(rows[nearest])
