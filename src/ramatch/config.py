@@ -30,7 +30,8 @@ STOPS = ("marginal", "scaling")
 RESIZES = ("bicubic", "bilinear")
 PRECISIONS = ("fp32", "bf16", "fp16")
 WEIGHTS = ("fp32", "fp16", "int8")  # on disk
-MAPS = ("similarity", "plan")
+MAPS = ("similarity", "plan", "both", "fine")
+PARTS = ("all", "val", "test")  # of images with masks: settings are chosen on val, figures are of test
 PROTOCOLS = ("zsl", "gzsl")
 # what the mark of a label says whose probability is not to be trusted (the page says the same)
 GUESS = "take the number as a guess: ramatch hardly knows the word, or captions often leave it out"

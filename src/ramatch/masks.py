@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from .data.images import load_image
 from .errors import RamatchError
-from .files import write_atomic
+from .files import write_atomic, write_json
 
 VOID = 255  # of a PNG with one byte a pixel: what VOC leaves open, so no label may have it
+SURE, DOUBT = 0.35, 0.1  # a label less probable than SURE loses DOUBT · log of the ratio, in cosine
+GUIDE = 128  # side of the small photo whose edges masks follow
+WINDOW, EDGES = 8, 1e-2  # of the guided filter: radius in pixels of the small photo; variance of colors that is no edge
 TINT = 0.55  # how much of a label's color an overlay has
 
 
@@ -21,8 +25,8 @@ TINT = 0.55  # how much of a label's color an overlay has
 class Masks(Mapping[str, np.ndarray]):
     """Masks that share the pixels of one picture out: label → (H, W) bool, the most probable label first.
 
-    names: K labels that are there. certainty (K,): their probabilities, or relative scores. ids (H, W): 0 where none of
-    them is, else 1 + the label's place in `names`; a label that no pixel shows best has an empty mask.
+    names: K labels. certainty (K,): their probabilities, or relative scores. ids (H, W): 0 where none of
+    them is, else 1 + the label's place in `names`.
     """
 
     names: tuple[str, ...]
@@ -55,7 +59,13 @@ class Masks(Mapping[str, np.ndarray]):
         entries = []
         for label, value in zip(self.names, self.certainty.tolist(), strict=True):
             mask = self[label]
-            entry = {"label": label, "value": round(value, 4), "area": int(mask.sum()), "box": box_of(mask)}
+            entry = {
+                "label": label,
+                "id": 1 + len(entries),
+                "value": round(value, 4),
+                "area": int(mask.sum()),
+                "box": box_of(mask),
+            }
             entry["rle"] = encode_rle(mask)
             if polygons:
                 entry["polygons"] = outlines(mask)
@@ -86,6 +96,78 @@ class Masks(Mapping[str, np.ndarray]):
     def save(self, path: str | Path) -> None:
         """Write the ids as PNG."""
         write_atomic(path, lambda temporary: self.image().save(temporary, "PNG"))
+
+
+@dataclass(frozen=True, eq=False)
+class FineScores:
+    """Of one picture: scores (h, w, N) of its labels on a fine grid, and rest (h, w) of what surrounds them. photo
+    (H', W', 3) uint8: the picture, small, whose edges masks follow."""
+
+    scores: np.ndarray
+    rest: np.ndarray
+    photo: np.ndarray | None = None
+
+    def masks(
+        self,
+        names: Sequence[str],
+        certainty: np.ndarray,
+        columns: Sequence[int],
+        size: tuple[int, int],
+        *,
+        background: bool = True,
+        doubted: bool = True,
+    ) -> Masks:
+        """Each pixel of a picture of size (W, H) to the best of some labels, or with `background` to none of them.
+        `doubted`: improbable labels must look better for it. Labels that get no pixel are left out."""
+        chosen = np.array(sorted(columns, key=lambda column: -certainty[column]), dtype=int)[: VOID - 1]
+        if not len(chosen):
+            return Masks((), certainty[chosen], np.zeros(size[::-1], dtype=np.uint8))
+        scores = self.scores[..., chosen]
+        if doubted:
+            sure = min(SURE, float(certainty.max()))
+            scores = scores + DOUBT * np.log(np.clip(certainty[chosen] / max(sure, 1e-12), 1e-4, 1))
+        layers = np.concatenate([self.rest[..., None], scores], axis=-1) if background else scores
+        best = upsampled(layers, self.photo, size).argmax(-1) + (not background)
+        kept = np.unique(best[best > 0])
+        places = np.zeros(len(chosen) + 1, dtype=np.uint8)
+        places[kept] = 1 + np.arange(len(kept))
+        kept = chosen[kept - 1]
+        return Masks(tuple(names[column] for column in kept), certainty[kept], places[best])
+
+
+def upsampled(layers: np.ndarray, photo: np.ndarray | None, size: tuple[int, int]) -> np.ndarray:
+    """Layers (h, w, K) on the pixels of a picture of size (W, H), by way of a small photo of it whose edges they keep."""
+    if photo is not None:
+        middle = (photo.shape[1], photo.shape[0])
+        layers = guided(_resized(layers, middle), photo.astype(np.float32) / 255)
+    return _resized(layers, size)
+
+
+def guided(layers: np.ndarray, photo: np.ndarray) -> np.ndarray:
+    """The guided filter (He et al. 2013) with a color guide: layers (H, W, K) as linear functions of the photo's colors
+    (H, W, 3) in each window, averaged over windows."""
+    _, _, k = layers.shape
+    mean_photo, mean_layers = _box(photo), _box(layers)
+    pairs = _box((photo[..., None] * photo[..., None, :]).reshape(*photo.shape[:2], 9)).reshape(*photo.shape[:2], 3, 3)
+    shared = _box((photo[..., None] * layers[..., None, :]).reshape(*photo.shape[:2], 3 * k))
+    pairs = pairs - mean_photo[..., None] * mean_photo[..., None, :] + EDGES * np.eye(3, dtype=np.float32)
+    shared = shared.reshape(*photo.shape[:2], 3, k) - mean_photo[..., None] * mean_layers[..., None, :]
+    slope = np.linalg.solve(pairs, shared)
+    offset = mean_layers - (slope * mean_photo[..., None]).sum(2)
+    slope = _box(slope.reshape(*photo.shape[:2], 3 * k)).reshape(*photo.shape[:2], 3, k)
+    return (slope * photo[..., None]).sum(2) + _box(offset)
+
+
+def write_masks(masks: Masks, image: str | Path, folder: Path) -> list[Path]:
+    """NAME-masks.png, NAME-masks.json and NAME-overlay.png of an image file, in a folder that is made if need be."""
+    name = Path(image).stem
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}-{what}" for what in ("masks.png", "masks.json", "overlay.png")]
+    masks.save(paths[0])
+    write_json(paths[1], {"image": str(image), **masks.to_dict()})
+    overlay = masks.overlay(load_image(image))
+    write_atomic(paths[2], lambda temporary: overlay.save(temporary, "PNG"))
+    return paths
 
 
 def encode_rle(mask: np.ndarray) -> dict[str, Any]:
@@ -176,3 +258,21 @@ def _middle(mask: np.ndarray) -> tuple[float, float]:
     rows, columns = np.nonzero(mask)
     nearest = np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2)
     return float(columns[nearest]), float(rows[nearest])
+
+
+def _resized(layers: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Layers (h, w, K) bilinearly on another grid (W, H)."""
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(layers.astype(np.float32), -1, 0)]
+    return np.stack([plane.resize(size, Image.Resampling.BILINEAR) for plane in planes], axis=-1)
+
+
+def _box(planes: np.ndarray) -> np.ndarray:
+    """Means over windows of planes (H, W, K), which are cut at the picture's edges."""
+    for axis in (0, 1):
+        planes = np.moveaxis(planes, axis, 0)
+        sums = np.concatenate([np.zeros_like(planes[:1]), np.cumsum(planes, axis=0)])
+        here = np.arange(len(planes))
+        low, high = np.maximum(here - WINDOW, 0), np.minimum(here + WINDOW + 1, len(planes))
+        count = (high - low).reshape(-1, *[1] * (planes.ndim - 1))
+        planes = np.moveaxis(((sums[high] - sums[low]) / count).astype(np.float32), 0, axis)
+    return planes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from .config import MAPS
 from .data.kinds import each_once
 from .data.lexicon import Lexicon
 from .errors import RamatchError
+from .masks import FineScores, Masks
 
 TRUSTED = 0.5  # from here on a label's probability is more than a guess
 RELATIVE = (
@@ -21,6 +23,7 @@ RELATIVE = (
     "of this vocabulary with each other; see ramatch calibrate"
 )
 SHARPNESS = 12.0  # of similarity maps
+MASKED = 0.1  # from here on a label is tried for masks, where it must look the better the less probable it is
 
 
 class Tag(NamedTuple):
@@ -52,6 +55,7 @@ class Prediction:
     `Sought`); both where that is known. grid: rows and columns of the M regions. similarities, plan (M, N) and marginal
     (M,) are there when maps were asked for; each column of the plan sums to 1. source: the file's name; size: (width,
     height) of the image. lexicon: with it, tags say each thing once, the specific before the general (see `each_once`).
+    fine: there when masks were asked for.
     """
 
     labels: tuple[str, ...]
@@ -67,6 +71,7 @@ class Prediction:
     familiarity: np.ndarray | None = None
     trust: np.ndarray | None = None
     lexicon: Lexicon | None = None
+    fine: FineScores | None = None
 
     def __post_init__(self) -> None:
         n, m = len(self.labels), self.grid[0] * self.grid[1]
@@ -129,28 +134,64 @@ class Prediction:
         """Where a label is, over the grid (rows, columns), in [0, 1] with the largest at 1.
 
         kind "similarity": how much each region looks like the label, which shows the whole object; "plan": the label's
-        transport weights, which show where it won against the other labels (the paper's individual view). `size` =
+        transport weights, which show where it won against the other labels (the paper's individual view); "both": their
+        geometric mean; "fine": of a prediction with masks, the steadier scores that these are made of. `size` =
         (width, height) resizes smoothly to an image. The map says where the label would be; whether it is there says
         its probability.
         """
         if label not in self.labels:
             raise RamatchError(f"'{label}' is not in the vocabulary of this prediction")
-        values = {"similarity": self.similarities, "plan": self.plan}
-        if kind not in values:
-            raise RamatchError(f"unknown kind of map '{kind}'; known: {', '.join(values)}")
-        if kind == "similarity" and self.similarities is None:
-            kind = "plan"
-        if (chosen := values[kind]) is None:
-            raise RamatchError("this prediction has no maps; predict with maps=True")
-        weights = chosen[:, self.labels.index(label)].reshape(self.grid).astype(np.float32)
-        if kind == "similarity":  # cosines lie close together: stretch them so that 0.1 below the best is a third of it
+        column = self.labels.index(label)
+        if kind == "both":
+            found = self.heatmap(label) * self.heatmap(label, kind="plan")
+            heat = np.sqrt(found / max(float(found.max()), 1e-12))
+            return heat if size is None else _resized(heat, size)
+        weights = self._weights(column, kind)
+        if kind == "fine" or (kind == "similarity" and self.similarities is not None):
+            # cosines lie close together: stretch them so that 0.1 below the best is a third of it
             weights = np.exp((weights - weights.max()) * SHARPNESS)
             weights = weights - weights.min() if np.ptp(weights) > 0 else weights
         heat = weights / max(float(weights.max()), 1e-12)
-        if size is None:
-            return heat
-        picture = Image.fromarray(heat).resize(size, Image.Resampling.BICUBIC)
-        return np.clip(np.asarray(picture), 0, 1)
+        return heat if size is None else _resized(heat, size)
+
+    def _weights(self, column: int, kind: str) -> np.ndarray:
+        """What a map shows before it is put between 0 and 1, (rows, columns); without cosines the plan is shown."""
+        values = {"similarity": self.plan if self.similarities is None else self.similarities, "plan": self.plan}
+        values["fine"] = None if self.fine is None else self.fine.scores
+        if kind not in values:
+            raise RamatchError(f"unknown kind of map '{kind}'; known: {', '.join(MAPS)}")
+        if (chosen := values[kind]) is None:
+            asked = "masks=True" if kind == "fine" else "maps=True"
+            raise RamatchError(f"this prediction has no maps; predict with {asked}")
+        grid = chosen.shape[:2] if kind == "fine" else self.grid
+        return chosen[..., column].reshape(grid).astype(np.float32)
+
+    def masks(
+        self,
+        threshold: float = MASKED,
+        *,
+        labels: Collection[str] | None = None,
+        background: bool = True,
+        size: tuple[int, int] | None = None,
+    ) -> Masks:
+        """Which pixels show which label: the labels named, or those at least as probable as `threshold` (and the best
+        one, where without `background` every pixel must be something). `size`: (W, H), by default that of the image.
+        Labels that get no pixel are left out.
+        """
+        if self.fine is None:
+            raise RamatchError("this prediction has no masks; predict with masks=True")
+        if (size := size or self.size) is None:
+            raise RamatchError("this prediction does not know its image's size; give it: masks(size=(width, height))")
+        if labels is not None:
+            if unknown := [label for label in labels if label not in self.labels]:
+                raise RamatchError(f"'{unknown[0]}' is not in the vocabulary of this prediction")
+            chosen = [i for i, label in enumerate(self.labels) if label in set(labels)]
+        else:
+            chosen = np.flatnonzero(self.values >= threshold).tolist()
+            if not chosen and not background:
+                chosen = [int(self.values.argmax())]
+        how = {"background": background, "doubted": labels is None}
+        return self.fine.masks(self.labels, self.values, chosen, size, **how)
 
     def plot(self, image: Any = None, path: str | Path | None = None, *, top: int = 8) -> Any:
         """The best labels' maps over the image as a matplotlib figure, also written to `path` (PNG, SVG, PDF) if given.
@@ -191,3 +232,7 @@ class Prediction:
         if maps:
             out["grid"] = list(self.grid)
         return out
+
+
+def _resized(heat: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return np.clip(np.asarray(Image.fromarray(heat).resize(size, Image.Resampling.BICUBIC)), 0, 1)

@@ -10,9 +10,10 @@ from typing import Any, cast, overload
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from .assets import GENERAL, vocabulary_names
+from .assets import GENERAL, photo_paths, vocabulary_names
 from .assets import vocabulary as bundled_vocabulary
 from .config import RAMConfig
 from .config import preset as named_preset
@@ -23,15 +24,17 @@ from .data.prefetch import Loaded, chunks, is_single, prefetch
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator, Words
 from .files import read_json, write_json
+from .masks import GUIDE, FineScores
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
 from .modeling.checkpoints.hashes import write_hashes
 from .modeling.checkpoints.loading import BUNDLED, bundled_model
+from .modeling.dense import DenseMaps
 from .modeling.fuse import fuse
 from .modeling.graph import GraphedRAM
 from .modeling.matching import MATCHERS
-from .modeling.ram import RAM, Labels
+from .modeling.ram import RAM, Labels, Trunk
 from .modeling.remembered import REMEMBERED, remembered
 from .modeling.text import clean_labels
 from .prediction import TRUSTED, Prediction
@@ -87,6 +90,7 @@ class Recognizer:
         self.fast = ram.backbone.device.type == "cuda" if fast is None else fast
         self.trunks = TrunkCache(cache)
         self._engine: GraphedRAM | None = None
+        self._dense: DenseMaps | None = None
         self._making = Lock()
 
     @classmethod
@@ -163,6 +167,16 @@ class Recognizer:
                 self._engine = GraphedRAM(ram, best=self.calibrator is not None, batch_size=1, patience=PATIENCE)
             return self._engine
 
+    @property
+    def dense(self) -> DenseMaps:
+        """What makes fine maps, made at its first use."""
+        engine = self.engine
+        with self._making:
+            if self._dense is None:
+                photos = [self.ram.preprocess.resize(load_image(path)) for path in photo_paths()]
+                self._dense = DenseMaps(self.ram, engine, photos)
+            return self._dense
+
     def set_vocabulary(self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None) -> None:
         """Encode the labels once; every later `predict` uses them. A text is the name of a bundled vocabulary."""
         self.vocabulary = self.encode_vocabulary(labels, templates=templates)
@@ -211,13 +225,14 @@ class Recognizer:
         matcher: str | None = None,
         maps: bool = False,
         plan: bool = False,
+        masks: bool = False,
         batch_size: int = 32,
     ) -> Any:
         """One image → one `Prediction`; a list or other iterable → a list of them. Without any vocabulary, the built-in
         `general` one of some 4,000 words is used.
 
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
-        `maps` (or `plan`) keeps what heat maps and pictures need.
+        `maps` (or `plan`) keeps what heat maps and pictures need; `masks` also looks twice, for `Prediction.masks`.
 
         `Prediction.calibrated` says what one has. Calibrated: a probability for each label, whatever else was asked
         for; 0.5 means even odds. Not calibrated: relative scores, the mean of two softmaxes over the vocabulary as in
@@ -228,8 +243,10 @@ class Recognizer:
         vocabulary, single = self._checked(vocabulary, matcher), is_single(images)
         out: list[Prediction] = []
         for chunk in chunks([images] if single else images, batch_size):
-            loaded = [self.load(image) for image in chunk]
-            out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, maps=maps or plan)
+            pictures = [load_image(image) for image in chunk]
+            loaded = [self._resized(picture, image) for picture, image in zip(pictures, chunk, strict=True)]
+            options: dict[str, Any] = {"maps": maps or plan, "pictures": pictures if masks else None}
+            out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, **options)
         return out[0] if single else out
 
     def load(self, image: Any) -> Loaded:
@@ -245,8 +262,10 @@ class Recognizer:
         vocabulary: Vocabulary | None = None,
         matcher: str | None = None,
         maps: bool = False,
+        pictures: Sequence[Image.Image] | None = None,
     ) -> list[Prediction]:
-        """Predictions of one batch of images that `load` has decoded and resized."""
+        """Predictions of one batch of images that `load` has decoded and resized; with the `pictures` themselves, also
+        what masks need."""
         vocabulary = self._checked(vocabulary, matcher)
         if not loaded:
             return []
@@ -272,6 +291,8 @@ class Recognizer:
             for name, value in maps_of.items():
                 shown[name] = [row[:, chosen] for row, chosen in zip(_array(value), columns, strict=True)]
             shown["marginal"] = _array(output.match.marginal)
+        if pictures is not None:
+            shown["fine"] = self._fine(trunk, pictures, encoded, columns)
         common: dict[str, Any] = {"labels": vocabulary.names, "calibrated": self.calibrated, "grid": output.grid}
         known = None if encoded.familiarity is None else encoded.familiarity[: len(vocabulary)]
         common |= {"familiarity": known, "lexicon": vocabulary.each_once}
@@ -281,6 +302,15 @@ class Recognizer:
             own: dict[str, Any] = {name: value[i] for name, value in rows.items()}
             out.append(Prediction(**common, source=source, size=size, **own))
         return out
+
+    def _fine(
+        self, trunk: Trunk, pictures: Sequence[Image.Image], labels: Labels, columns: Sequence[Any]
+    ) -> list[FineScores]:
+        """Of each image, fine scores of the words (`columns`) that its labels were found as."""
+        found = self.dense(trunk, self.dense.pixels(pictures), labels)
+        rows = zip(_array(found.scores), _array(found.rest), pictures, columns, strict=True)
+        small = (GUIDE, GUIDE)
+        return [FineScores(s[..., chosen], rest, np.asarray(p.resize(small))) for s, rest, p, chosen in rows]
 
     def _checked(self, vocabulary: Vocabulary | None, matcher: str | None) -> Vocabulary:
         vocabulary = vocabulary or self.vocabulary

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..assets import vocabulary, vocabulary_names
-from ..config import MAPS, PRECISIONS, PROTOCOLS, TEST_SETTINGS, WEIGHTS
+from ..config import MAPS, PARTS, PRECISIONS, PROTOCOLS, TEST_SETTINGS, WEIGHTS
 from ..errors import RamatchError
 from ..files import new_folder, write_json
 from ..labels import read_labels
@@ -63,7 +63,10 @@ def _add_eval(verbs: Any) -> None:
     add("--all-scores", action="store_true", help="also the parts: global feature alone, regions, best region")
     boxes = "pointing game and IoU against the data's boxes"
     add("--localise", "--localize", action="store_true", help=boxes)
-    add("--map", choices=MAPS, default="similarity", help="with --localise: of what (default: %(default)s)")
+    add("--segment", action="store_true", help="mean IoU of masks against the data's masks")
+    what = "with --segment: of the images, halves by their names (default: %(default)s)"
+    add("--part", choices=PARTS, default="all", help=what)
+    add("--map", choices=MAPS, help="of what (default: similarity with --localise, fine with --segment)")
     add("--json", metavar="FILE", help="write the report as JSON")
     add("--markdown", action="store_true")
     add("settings", nargs="*", metavar=CHANGES, help="of matching and scores, for this test, e.g. score=partial")
@@ -230,10 +233,10 @@ def run_train(arguments: argparse.Namespace) -> int:
 def run_eval(arguments: argparse.Namespace) -> int:
     from ..evaluation.models import RANKINGS, evaluate_all
 
-    if arguments.localise:
+    if arguments.localise or arguments.segment:
         if arguments.settings:
             raise RamatchError(f"'{arguments.settings[0]}': settings are for scores; --localise takes --matcher")
-        return _localise(arguments)
+        return _localise(arguments) if arguments.localise else _segment(arguments)
     chosen = pick(arguments, "split", "images_root", "classes", "seen", "unseen", "preset", "matcher", "precision")
     chosen |= pick(arguments, "batch_size", "workers") | model_options(arguments)
     chosen["settings"] = parse_overrides(arguments.settings, TEST_SETTINGS)
@@ -254,10 +257,23 @@ def _localise(arguments: argparse.Namespace) -> int:
     from ..evaluation.localization import localize
 
     options = pick(arguments, "split", "images_root", "matcher", "batch_size") | model_options(arguments)
-    report = localize(arguments.model, arguments.data, kind=arguments.map, progress=sys.stderr.isatty(), **options)
+    options |= {"kind": arguments.map or "similarity", "progress": sys.stderr.isatty()}
+    report = localize(arguments.model, arguments.data, **options)
     print(report.to_table())
     if arguments.json:
         write_json(arguments.json, report.result())
+    return 0
+
+
+def _segment(arguments: argparse.Namespace) -> int:
+    from ..evaluation.segmentation import segment
+
+    options = pick(arguments, "part", "batch_size") | model_options(arguments)
+    options |= {"kind": arguments.map or "fine", "progress": sys.stderr.isatty()}
+    report = segment(arguments.model, arguments.data, **options)
+    print(report.to_table())
+    if arguments.json:
+        write_json(arguments.json, report.to_dict())
     return 0
 
 

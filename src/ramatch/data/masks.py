@@ -37,8 +37,8 @@ class MaskedImages:
         """(H, W) int: −1 where the truth is left open, 0 for none of the classes, else 1 + the class's place."""
         path = PurePosixPath(record.key)
         name = str(PurePosixPath(*("masks" if part == "images" else part for part in path.parts)).with_suffix(".png"))
-        source, _ = self.locator.find(name)
-        if source is None:
+        source, found = self.locator.find(name)
+        if source is None or found != name:  # another picture of this name is no mask
             raise RamatchError(f"{record.key}: no mask {name} in {self.locator.describe()}")
         with Image.open(io.BytesIO(source.read())) as picture:
             if picture.mode not in ("L", "P"):

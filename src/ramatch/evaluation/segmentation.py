@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..config import PARTS
 from ..data.masks import read_masks
 from ..data.splits import hold_out
 from ..errors import RamatchError
+from ..masks import FineScores
+from ..prediction import Prediction
 from ..progress import Progress
 from ._tables import format_table
 
-PARTS = ("all", "val", "test")  # of the images, halves by their names: settings are chosen on val, reported on test
 WAYS = {
     "labels given": "the labels that are there, background ignored",
     "all labels": "all labels of the data, background ignored",
@@ -75,12 +77,15 @@ def segment(
     data: str | Path,
     *,
     part: str = "all",
+    kind: str = "fine",
     batch_size: int = 16,
     progress: bool = False,
     **options: Any,
 ) -> SegmentationReport:
-    """Masks of a model against those of the data (see `read_masks`). Options: those of `Recognizer.from_pretrained`."""
-    from ..recognizer import Recognizer
+    """Masks of a model against those of the data (see `read_masks`), of all images or one of their halves (PARTS), which
+    are told apart by their names. `kind`: "fine" for masks as users get them; "similarity" or "plan" for the best of the
+    plain maps at each pixel, background where it is below the middle between its largest value and its mean. Options: those of `Recognizer.from_pretrained`."""
+    from .models import Recognizer  # here, because the recognizer needs this package's calibration
 
     images = read_masks(data)
     records, classes = images.annotations.records, images.annotations.classes
@@ -94,25 +99,32 @@ def segment(
     line = Progress(len(records), "segmenting", enabled=progress)
     for start in range(0, len(records), batch_size):
         batch = records[start : start + batch_size]
-        predictions = recognizer.predict([record.load() for record in batch], masks=True)
+        predictions = recognizer.predict([record.load() for record in batch], maps=kind != "fine", masks=kind == "fine")
         for record, prediction in zip(batch, predictions, strict=True):
             truth = images.truth(record)
-            _add(ways, prediction, record.labels, truth, classes)
+            _add(ways, prediction if kind == "fine" else plain(prediction, kind), record.labels, truth)
         line.update(start + len(batch), force=start + len(batch) == len(records))
     line.clear()
     return SegmentationReport(ways, len(records))
 
 
-def _add(
-    ways: dict[str, Confusion], prediction: Any, labels: Sequence[str], truth: np.ndarray, classes: tuple[str, ...]
-) -> None:
-    size = (truth.shape[1], truth.shape[0])
-    things = np.where(truth > 0, truth, -1)
+def plain(prediction: Prediction, kind: str) -> Prediction:
+    """With masks of its plain maps, whatever its probabilities say."""
+    values = {"similarity": prediction.similarities, "plan": prediction.plan}.get(kind)
+    if values is None:
+        raise RamatchError(f"masks are made of maps of kind similarity, plan or fine, not '{kind}'")
+    middle = ((values.max(0) + values.mean(0)) / 2)[values.argmax(1)]
+    fine = FineScores(values.reshape(*prediction.grid, -1), middle.reshape(prediction.grid))
+    return replace(prediction, fine=fine, values=np.ones_like(prediction.values))
+
+
+def _add(ways: dict[str, Confusion], prediction: Prediction, labels: Sequence[str], truth: np.ndarray) -> None:
+    size, things = (truth.shape[1], truth.shape[0]), np.where(truth > 0, truth, -1)
     masks = {
         "labels given": (prediction.masks(labels=labels, background=False, size=size), things),
         "all labels": (prediction.masks(background=False, size=size), things),
         "background": (prediction.masks(size=size), truth),
     }
     for name, (found, expected) in masks.items():
-        places = np.array([0, *(1 + classes.index(label) for label in found)])
+        places = np.array([0, *(1 + prediction.labels.index(label) for label in found)])
         ways[name].add(places[found.ids], expected)
