@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast, overload
@@ -243,10 +243,13 @@ class Recognizer:
         vocabulary, single = self._checked(vocabulary, matcher), is_single(images)
         out: list[Prediction] = []
         for chunk in chunks([images] if single else images, batch_size):
-            pictures = [load_image(image) for image in chunk]
-            loaded = [self._resized(picture, image) for picture, image in zip(pictures, chunk, strict=True)]
-            options: dict[str, Any] = {"maps": maps or plan, "pictures": pictures if masks else None}
-            out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, **options)
+            # without masks no picture is held longer than it takes to resize it
+            pictures = [load_image(image) for image in chunk] if masks else None
+            loaded = [self.load(image) for image in pictures or chunk]
+            options: dict[str, Any] = {"maps": maps or plan, "pictures": pictures}
+            found = self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, **options)
+            named = zip(found, chunk, strict=True)
+            out += [replace(one, source=name_of(image)) for one, image in named] if masks else found
         return out[0] if single else out
 
     def load(self, image: Any) -> Loaded:
