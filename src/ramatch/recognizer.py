@@ -24,7 +24,7 @@ from .data.prefetch import Loaded, chunks, is_single, prefetch
 from .errors import RamatchError
 from .evaluation.calibration import Calibrator, Words
 from .files import read_json, write_json
-from .masks import GUIDE, FineScores
+from .masks import FineScores
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
@@ -311,9 +311,9 @@ class Recognizer:
     ) -> list[FineScores]:
         """Of each image, fine scores of the words (`columns`) that its labels were found as."""
         found = self.dense(trunk, self.dense.pixels(pictures), labels)
-        rows = zip(_array(found.scores), _array(found.rest), pictures, columns, strict=True)
-        small = (GUIDE, GUIDE)
-        return [FineScores(s[..., chosen], rest, np.asarray(p.resize(small))) for s, rest, p, chosen in rows]
+        rest = [None] * len(pictures) if found.rest is None else _array(found.rest)
+        rows = zip(_array(found.scores), rest, _array(found.alike), columns, strict=True)
+        return [FineScores(scores[..., chosen], *others) for scores, *others, chosen in rows]
 
     def _checked(self, vocabulary: Vocabulary | None, matcher: str | None) -> Vocabulary:
         vocabulary = vocabulary or self.vocabulary

@@ -10,7 +10,7 @@ from PIL import Image
 from tiny_models import tiny_ram
 
 from ramatch.errors import RamatchError
-from ramatch.masks import FineScores, guided, upsampled
+from ramatch.masks import FineScores
 from ramatch.modeling.dense import SURROUNDINGS, DenseConfig, DenseMaps, correspond, resized
 from ramatch.recognizer import Recognizer
 
@@ -119,15 +119,18 @@ def test_improbable_labels_must_look_better():
     assert fine.masks(names, np.array([0.9, 0.1]), [], (4, 3)).ids.shape == (3, 4)
 
 
-def test_masks_follow_the_edges_of_the_photo():
-    photo = np.zeros((32, 32, 3), dtype=np.float32)
-    photo[:, 18:] = 1  # the edge of the picture; the coarse layer changes at 16
-    layer = np.zeros((32, 32, 1), dtype=np.float32)
-    layer[:, 16:] = 1
-    found = guided(layer, photo)[..., 0]
-    assert abs(found[16, 17] - found[16, 10]) < abs(found[16, 18] - found[16, 17])
-    flat = guided(layer, np.full_like(photo, 0.3))
-    assert np.isfinite(flat).all()
-    constant = guided(np.full((32, 32, 2), 0.7, dtype=np.float32), photo)
-    np.testing.assert_allclose(constant, 0.7, atol=1e-4)
-    assert upsampled(layer, (255 * photo).astype(np.uint8), (50, 20)).shape == (20, 50, 1)
+def test_without_words_for_surroundings_the_best_label_ends_at_its_own_middle():
+    scores = np.array([[[0.0], [0.1], [0.9], [1.0]]], dtype=np.float32)
+    found = FineScores(scores).masks(("cat",), np.array([0.9]), [0], (4, 1))
+    assert found["cat"].tolist() == [[False, False, True, True]]
+    high = FineScores(scores, np.full((1, 4), 9, dtype=np.float32)).masks(("cat",), np.array([0.9]), [0], (4, 1))
+    assert len(high) == 0
+
+
+def test_cells_that_look_alike_share_their_label():
+    scores = np.array([[[0.0, 0.1], [0.1, 0.0], [0.0, 0.1]]], dtype=np.float32)
+    alone = FineScores(scores).masks(("cat", "dog"), np.ones(2), [0, 1], (3, 1), background=False)
+    assert alone.ids.tolist() == [[2, 1, 2]]
+    together = FineScores(scores, alike=np.full((3, 3), 1 / 3, dtype=np.float32))
+    assert together.masks(("cat", "dog"), np.ones(2), [0, 1], (3, 1), background=False).ids.tolist() == [[1, 1, 1]]
+    assert list(together.masks(("cat", "dog"), np.ones(2), [0, 1], (3, 1), background=False)) == ["dog"]

@@ -62,3 +62,21 @@ def test_the_interface_names_the_matchers_that_there_are(client: TestClient) -> 
     assert set(info["matchers"]) == set(info["matcher_titles"]) == set(MATCHERS)
     for name in MATCHERS:
         assert schema.parse(schema.TagOptions, {"matcher": name}).matcher == name
+
+
+def test_masks_are_the_recognizers_and_tags_stay_as_they_are(client_for: Callable[..., TestClient]) -> None:
+    from ramatch.recognizer import Recognizer
+
+    recognizer = Recognizer(tiny_models.tiny_ram(kind="dual"), name="tiny")
+    client = client_for(recognizer, vocabulary="voc20")  # type: ignore[arg-type]
+    photo, labels = photo_paths()[1], ["cat", "red kite"]
+    request = {"files": {"image": photo.read_bytes()}, "data": {"labels": ",".join(labels), "threshold": "0"}}
+    answer, tagged = (client.post(f"/v1/{path}", **request).json() for path in ("segment", "tag"))
+    assert answer["labels"] == tagged["labels"]
+    assert "masks" not in tagged
+    prediction = recognizer.predict(photo, vocabulary=recognizer.encode_vocabulary(labels), masks=True)
+    height, width = answer["mask_size"]
+    assert max(height, width) <= 1024
+    expected = prediction.masks(0, size=(width, height)).to_dict()["masks"]
+    assert expected
+    assert answer["masks"] == expected

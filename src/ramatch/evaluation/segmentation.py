@@ -113,8 +113,7 @@ def plain(prediction: Prediction, kind: str) -> Prediction:
     values = {"similarity": prediction.similarities, "plan": prediction.plan}.get(kind)
     if values is None:
         raise RamatchError(f"masks are made of maps of kind similarity, plan or fine, not '{kind}'")
-    middle = ((values.max(0) + values.mean(0)) / 2)[values.argmax(1)]
-    fine = FineScores(values.reshape(*prediction.grid, -1), middle.reshape(prediction.grid))
+    fine = FineScores(values.reshape(*prediction.grid, -1))
     return replace(prediction, fine=fine, values=np.ones_like(prediction.values))
 
 

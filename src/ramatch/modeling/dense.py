@@ -44,17 +44,19 @@ class DenseConfig(Settings):
 
     finer: Annotated[float, Bound(1, 4)] = 1.21
     typical: Share = 1.0
-    sharpness: Annotated[float, Bound(0)] = 20.0
+    sharpness: Annotated[float, Bound(0)] = 15.0
     reach: Annotated[float, Bound(0)] = 1.2
-    whole: Share = 0.5
+    whole: Share = 0.4
 
 
 @dataclass(frozen=True)
 class DenseScores:
-    """Of B images: scores (B, h, w, N) of labels, and rest (B, h, w) of what surrounds them."""
+    """Of B images: scores (B, h, w, N) of labels; rest (B, h, w) of what surrounds them, None where there are no words
+    for that; alike (B, M, M): for each region the weights of those that look like it."""
 
     scores: Tensor
-    rest: Tensor
+    rest: Tensor | None
+    alike: Tensor
 
 
 class DenseMaps:
@@ -93,17 +95,17 @@ class DenseMaps:
             regions = F.normalize(regions + resized(coarse, trunk.grid, finer.grid), dim=-1)
         else:
             finer, regions = trunk, coarse
-        regions = correspond(finer.local, config) @ (regions - config.typical * self.typical)
-        scores = self._against(regions, labels.directions[: len(labels)])
-        if self.surroundings is None:  # midway between the best label's largest value and its mean
-            best = regions @ labels.directions[: len(labels)].float().T
-            rest = ((best.amax(1) + best.mean(1)) / 2 - config.whole * best.amax(1))[:, None].expand_as(scores)
-            rest = rest.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
-        else:
-            asked = {name.lower() for name in labels.names}
-            others = [i for i, name in enumerate(self.surroundings.names) if name not in asked]
-            rest = self._against(regions, self.surroundings.directions[others]).amax(-1)
-        return DenseScores(scores.unflatten(1, finer.grid), rest.unflatten(1, finer.grid))
+        alike = correspond(finer.local, config)
+        regions = alike @ (regions - config.typical * self.typical)
+        scores = self._against(regions, labels.directions[: len(labels)]).unflatten(1, finer.grid)
+        if self.surroundings is None:
+            return DenseScores(scores, None, alike)
+        asked = {name.lower() for name in labels.names}
+        others = [i for i, name in enumerate(self.surroundings.names) if name not in asked]
+        if not others:
+            return DenseScores(scores, None, alike)
+        rest = self._against(regions, self.surroundings.directions[others]).amax(-1)
+        return DenseScores(scores, rest.unflatten(1, finer.grid), alike)
 
     def _regions(self, trunk: Trunk, labels: Labels) -> Tensor:
         """Unit regions (B, M, D) in float32."""

@@ -96,15 +96,18 @@ def _add_tagging(app: FastAPI, service: Service) -> None:
     )
     async def tag(request: Request) -> Response:
         """Send the image as a multipart file `image` with the other fields beside it, or as JSON with base64."""
-        start = time.monotonic()
-        with service.admitted() as charge:
-            uploads, options = await _read(request, service.settings, schema.TagRequest, charge)
-            if len(uploads) != 1:
-                raise ApiError("one_image", f"{len(uploads)} images in the request")
-            [answer] = await _unless_gone(request, service.tag(uploads, options, start))
-        if isinstance(answer, ApiError):
-            raise answer
-        return JSONResponse(answer)
+        return await _tag_one(request, service)
+
+    @app.post(
+        "/v1/segment",
+        tags=["tagging"],
+        summary="Tag one image, with masks",
+        responses=_answers(*_TAGGING, ok=schema.SegmentResponse),
+        openapi_extra={"requestBody": _body(schema.TagRequest, files=1)},
+    )
+    async def segment(request: Request) -> Response:
+        """As /v1/tag, and which pixels show which label: COCO's RLE, polygons and boxes."""
+        return await _tag_one(request, service, masks=True)
 
     @app.post(
         "/v1/tag/batch",
@@ -123,6 +126,18 @@ def _add_tagging(app: FastAPI, service: Service) -> None:
                 raise schema.image_count(len(uploads), service.settings)
             answers = await _unless_gone(request, service.tag(uploads, options, start))
         return JSONResponse({"results": [a.to_dict() if isinstance(a, ApiError) else a for a in answers]})
+
+
+async def _tag_one(request: Request, service: Service, *, masks: bool = False) -> Response:
+    start = time.monotonic()
+    with service.admitted() as charge:
+        uploads, options = await _read(request, service.settings, schema.TagRequest, charge)
+        if len(uploads) != 1:
+            raise ApiError("one_image", f"{len(uploads)} images in the request")
+        [answer] = await _unless_gone(request, service.tag(uploads, options, start, masks=masks))
+    if isinstance(answer, ApiError):
+        raise answer
+    return JSONResponse(answer)
 
 
 def _add_vocabularies(app: FastAPI, service: Service) -> None:

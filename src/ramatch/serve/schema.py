@@ -114,6 +114,32 @@ class TagResponse(BaseModel):
     took_ms: float
 
 
+class Rle(BaseModel):
+    """A mask as COCO has it."""
+
+    size: tuple[int, int] = Field(description="Height and width")
+    counts: list[int] = Field(description="Lengths of runs down the columns, the first of zeros")
+
+
+class Mask(BaseModel):
+    """The pixels of one label; masks do not overlap."""
+
+    label: str
+    id: int
+    value: float = Field(description="Probability, or relative score")
+    area: int
+    box: tuple[int, int, int, int] = Field(description="x, y, width, height")
+    rle: Rle
+    polygons: list[list[int]] = Field(description="Outlines of its parts, [x0, y0, x1, y1, …]; holes are in the RLE")
+
+
+class SegmentResponse(TagResponse):
+    """Labels of one image, best first, and the masks of those that have pixels."""
+
+    masks: list[Mask]
+    mask_size: tuple[int, int] = Field(description="Height and width that masks are measured in")
+
+
 class ErrorBody(BaseModel):
     """What is wrong and what to do."""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ramatch.serve")
 T = TypeVar("T")
 PART = 64  # labels encoded in one go
+MASK_SIDE = 1024  # of masks: polygons of a photograph of 12 megapixels would only make answers large
 
 
 class BatchKey(NamedTuple):
@@ -42,6 +43,7 @@ class BatchKey(NamedTuple):
     matcher: str | None
     maps: bool
     vocabulary: Any  # encoded; None: the recognizer's own
+    masks: bool = False
 
 
 class Service:
@@ -195,9 +197,10 @@ class Service:
             self.active -= 1
 
     async def tag(
-        self, uploads: Sequence[Upload], options: TagOptions, start: float
+        self, uploads: Sequence[Upload], options: TagOptions, start: float, *, masks: bool = False
     ) -> list[dict[str, Any] | ApiError]:
-        """One answer or error for each image (within `admitted`); `start` is when the request came (time.monotonic)."""
+        """One answer or error for each image (within `admitted`); `start` is when the request came (time.monotonic).
+        `masks`: with which pixels show which label."""
         name, labels = self.resolve(options)
         seconds = min(self.settings.deadline_s, (options.deadline_ms or 1e9) / 1000)
         pool = self._decoders
@@ -206,7 +209,7 @@ class Service:
             ready = asyncio.gather(self._vocabulary(labels), *work)
             vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
             good = [picture for picture in pictures if isinstance(picture, Picture)]
-            key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary)
+            key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary, masks)
             predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
             pairs = list(zip(predictions, good, strict=True))
             described = iter(await self._in_thread(pool, lambda: [self._describe(*p, options, name) for p in pairs]))
@@ -229,6 +232,8 @@ class Service:
         count = options.top or (10 if options.threshold is None else len(prediction.labels))
         prediction = replace(prediction, source=picture.name, size=picture.size)
         answer = prediction.to_dict(top=count)
+        if prediction.fine is not None:
+            answer |= _masks(prediction, options)
         if options.maps:
             with_maps = prediction.to_dict(top=min(count, self.settings.max_maps), maps=True)["labels"]
             answer["labels"][: len(with_maps)] = with_maps
@@ -251,9 +256,20 @@ class Service:
     def _predict(self, key: BatchKey, pictures: list[Picture]) -> list[Prediction]:
         images = [picture.image for picture in pictures]
         options = {"matcher": key.matcher, "maps": key.maps, "batch_size": len(images)}
+        options |= {"masks": True} if key.masks else {}
         predictions = self.recognizer.predict(images, vocabulary=key.vocabulary, **options)
         self.ready = True
         return predictions
+
+
+def _masks(prediction: Prediction, options: TagOptions) -> dict[str, Any]:
+    """Masks of a picture as large as it is, or as MASK_SIDE allows."""
+    assert prediction.size is not None
+    scale = min(1.0, MASK_SIDE / max(prediction.size))
+    width, height = (max(1, round(scale * side)) for side in prediction.size)
+    wanted = {} if options.threshold is None else {"threshold": options.threshold}
+    found = prediction.masks(size=(width, height), **wanted).to_dict()
+    return {"masks": found["masks"], "mask_size": [found["height"], found["width"]]}
 
 
 def _own_matcher(recognizer: Any) -> str:
