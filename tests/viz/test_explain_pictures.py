@@ -16,6 +16,7 @@ from PIL import Image
 
 from ramatch.config import MATCHERS
 from ramatch.errors import RamatchError
+from ramatch.masks import FineScores
 from ramatch.viz import (
     _sheet,
     compare_matchers,
@@ -102,9 +103,9 @@ def test_plan_picture_marks_the_true_rows(size, by_score):
         red, green, blue = (
             pixels[pixels.shape[0] - round(y) - 2 : pixels.shape[0] - round(y) + 2, round(x)].astype(int).T
         )
-        assert (red - np.maximum(green, blue)).max() > 80
+        assert (green - np.maximum(red, blue)).max() > 40
         name = next(t for t in figure.texts if t.get_text() == labels[column])
-        assert to_hex(name.get_color()) == _sheet.RED
+        assert to_hex(name.get_color()) == _sheet.GREEN  # as above, where a true label's bar is
         _, middle = figure.transFigure.transform(name.get_position())
         assert middle == pytest.approx(axes.transData.transform((0, row))[1], abs=1.5)
     if by_score:
@@ -129,6 +130,23 @@ def test_without_truth_the_top_labels_are_marked():
     figure = plan_picture(make_prediction(vocabulary(9), SPOTS), top=2)
     marked = [t.get_text() for t in figure.texts if t.get_fontweight() == "bold"]
     assert marked == ["kite", "dog"]
+
+
+def test_what_is_marked_without_truth_is_in_the_color_of_its_bars():
+    figure = plan_picture(make_prediction(vocabulary(9), SPOTS), top=2)
+    assert {to_hex(t.get_color()) for t in figure.texts if t.get_fontweight() == "bold"} == {_sheet.BLUE}
+
+
+def test_where_a_label_is_stands_above_where_it_won(image):
+    prediction = make_prediction(vocabulary(5), SPOTS)
+    scores = np.zeros((12, 16, 5), dtype=np.float32)
+    scores[1, 14, prediction.labels.index("dog")] = 1
+    figure = explanation(replace(prediction, fine=FineScores(scores)), image, labels=["dog"])
+    is_there, won = photos(figure)[2:4]  # after the image and its marginal
+    assert hottest_cell(is_there, (12, 16)) == (1, 14)
+    assert hottest_cell(won, (6, 8)) == SPOTS["dog"]
+    assert {"Where each label is", "Where each label won"} <= set(texts(figure))
+    assert "Where each label is" not in texts(explanation(prediction, image))
 
 
 def matchers(size=12):

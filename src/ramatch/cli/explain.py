@@ -14,8 +14,8 @@ def add_verbs(verbs: Any) -> None:
     parser = verbs.add_parser(
         "explain",
         help="draw where each label was found, and why",
-        description="One page for an image: ranking, the region marginal, each label's transport weights, the "
-        "whole plan, and the matchers side by side.",
+        description="One page for an image: ranking, the region marginal, where each label is and where it won in "
+        "the transport plan, the whole plan, and the matchers side by side.",
     )
     parser.add_argument("image", metavar="IMAGE")
     add_labels(parser)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     recognizer = load_recognizer(arguments)
     truth = split(arguments.truth) if arguments.truth else None
     recognizer.set_vocabulary(list(dict.fromkeys([*labels, *(truth or [])])))
-    prediction = recognizer.predict(arguments.image, maps=True)
+    prediction = recognizer.predict(arguments.image, maps=True, masks=True)
     matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in split(arguments.matchers)}
     out = Path(arguments.out or f"{Path(arguments.image).stem}-explained.png")
     shown = {"truth": truth, "top": arguments.top, "matchers": matchers, "title": Path(arguments.image).name}

@@ -28,7 +28,7 @@ _SHOWN = 24  # of more labels so many do, and the rest lies below in thin rows
 @dataclass(frozen=True)
 class Layout:
     """What plans that are drawn side by side share: which labels get a named row, which a thin one, and which are
-    marked (columns of the plan, top to bottom); the weight, in multiples of the uniform one, drawn darkest; whether
+    marked (columns of the plan, top to bottom), in which color; the weight, in multiples of the uniform one, drawn darkest; whether
     there is room for a marginal below."""
 
     named: list[int]
@@ -36,6 +36,7 @@ class Layout:
     marked: frozenset[int]
     vmax: float
     strip: bool
+    color: str  # of what is marked: that of true labels on the rest of the page, or of labels of which nothing is known
 
     @property
     def row_height(self) -> float:
@@ -74,7 +75,8 @@ def layout(predictions: Sequence[Prediction], truth: Sequence[str] | None, top: 
     named, thin = ([i for i in order if (i in chosen) == has_name] for has_name in (True, False))
     plans = [plan for plan in map(require_plan, predictions) if plan.size]
     vmax = max(*(float(np.quantile(plan, 0.997)) * len(plan) for plan in plans), 2.0)
-    return Layout(named, thin, frozenset(marked), vmax, any(p.marginal is not None for p in predictions))
+    color = verdict("", None if truth is None else ("",), s.BLUE)
+    return Layout(named, thin, frozenset(marked), vmax, any(p.marginal is not None for p in predictions), color)
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Matrix:
         axes = self._image(sheet, left, y, wide, len(rows.named) * rows.row_height, weights[rows.named])
         for row, i in enumerate(rows.named):
             if i in rows.marked:
-                style: dict[str, Any] = {"fill": False, "edgecolor": s.RED, "linewidth": 1.6, "clip_on": False}
+                style: dict[str, Any] = {"fill": False, "edgecolor": rows.color, "linewidth": 1.6, "clip_on": False}
                 axes.add_patch(sheet.patch((-0.5, row - 0.5), len(plan), 1, gid=f"marked-{i}", **style))
         if rows.thin:
             axes = self._image(sheet, left, y + rows.thin_top, wide, rows.thin_height, weights[rows.thin])
@@ -122,12 +124,12 @@ class Matrix:
         return axes
 
     def draw_names(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        """The labels beside their rows, the marked ones in red; a comparison draws them once for all its plans."""
+        """The labels beside their rows, the marked ones in their color; a comparison draws them once for all its plans."""
         right, step = x + width - 0.1, self.rows.row_height
         size = 9.0 if step >= 0.25 else 8.0
         for row, i in enumerate(self.rows.named):
             marked = i in self.rows.marked
-            style = {"color": s.RED, "fontweight": "bold"} if marked else {"color": s.INK}
+            style = {"color": self.rows.color, "fontweight": "bold"} if marked else {"color": s.INK}
             name = elide(self.prediction.labels[i], width - 0.15, size, bold=marked)
             sheet.text(right, y + (row + 0.5) * step, name, size, ha="right", **style)
         below: dict[str, Any] = {"size": 8.5, "ha": "right", "color": s.MUTED}
@@ -142,7 +144,9 @@ class Matrix:
         for row, i in enumerate(self.rows.named):
             p, marked = float(self.prediction.values[i]), i in self.rows.marked
             top = y + (row + 0.2) * step
-            sheet.rectangle(x + 0.1, top, full * float(np.clip(p, 0, 1)), 0.6 * step, s.RED if marked else s.GREY)
+            sheet.rectangle(
+                x + 0.1, top, full * float(np.clip(p, 0, 1)), 0.6 * step, self.rows.color if marked else s.GREY
+            )
             style = {"ha": "right", "color": s.INK if marked else s.MUTED}
             sheet.text(x + self._BARS, top + 0.3 * step, f"{p:.2f}", 8.0 if step >= 0.25 else 7.5, **style)
 

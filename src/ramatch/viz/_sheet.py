@@ -147,14 +147,19 @@ def photo(image: Image.Image, caption: str, note: str = "", color: str = INK, sh
     return draw
 
 
-def label_photo(prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None) -> Block:
-    """One label's weights over the image; its name, its probability (or relative score) and a bar of it underneath.
+def label_photo(
+    prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None, kind: str = "plan"
+) -> Block:
+    """One label's weights (or its map of another kind) over the image; its name, its probability (or relative score) and a bar of it underneath.
 
     Calibrated, improbable labels glow less: weights always sum to one, also those of a label that is not there. An
     uncalibrated number says little about presence, so the heat does not follow it.
     """
     name, probability = prediction.labels[label], float(prediction.values[label])
-    heat = require_plan(prediction)[:, label].reshape(prediction.grid)
+    if kind == "plan":
+        heat = require_plan(prediction)[:, label].reshape(prediction.grid)
+    else:
+        heat = prediction.heatmap(name, kind=kind)
     picture = glowing(image, heat, 0.45 + 0.55 * min(1.0, 2 * probability) if prediction.calibrated else 1.0)
     return photo(picture, name, f"{probability:.2f}", verdict(name, truth, INK), probability)
 

@@ -49,7 +49,7 @@ def plan_picture(
 ) -> Figure:
     """The whole plan, labels down and regions across (global view), with probabilities beside and ũ below.
 
-    The true labels are in red boxes, or the `top` best when no truth is given. Rows run by score or, with
+    The true labels are in green boxes, or the `top` best in blue ones when no truth is given. Rows run by score or, with
     `by_score=False`, in the order of the vocabulary. Beyond 40 labels the best (and the marked) have rows with
     names and all others follow in thin ones.
     """
@@ -61,7 +61,7 @@ def compare_matchers(
 ) -> Figure:
     """Several matchers side by side (Figure 4 of the paper): the plan of each, where it looks, its top labels.
 
-    With a truth, its rows are in red boxes and right and wrong predictions in green and red cells.
+    With a truth, its rows are in green boxes and right and wrong predictions in green and red cells.
     """
     block = comparison(predictions, _prepared(image), truth, top)
     return _page(block, width=2 * _MARGIN + NAMES + 3.3 * len(predictions))
@@ -77,20 +77,25 @@ def explanation(
     matchers: Mapping[str, Prediction] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """One page with everything: ranking, ũ, each label's map, the plan, and the matchers if given."""
+    """One page with everything: ranking, ũ, each label's maps (where it is, of a prediction with masks, and where it won),
+    the plan, and the matchers if given."""
     size, image = prediction.size or image.size, _prepared(image)
     shown = photo(image, "image", f"{size[0]} × {size[1]}")
     paler = "; paler where it is improbable" if prediction.calibrated else ""
-    maps = grid(_label_photos(prediction, image, labels, top, truth), 4 if image.width >= image.height * 0.75 else 8)
+    across = 4 if image.width >= image.height * 0.75 else 8
+    weights = grid(_label_photos(prediction, image, labels, top, truth), across)
+    true = "best ones in blue" if truth is None else "true ones in green"
+    rows = f"a row for each label ({true}), a column for each region, row by row from the top left; darker: more weight"
     blocks: list[Block] = [
         _title(prediction, title or (Path(prediction.source).name if prediction.source else "Explanation")),
         _opening(shown, marginal_photo(prediction, image), ranked(prediction, top, truth), image.width / image.height),
-        _section("Where each label is", f"transport weights over the image, relative to the largest{paler}", maps),
-        _section(
-            "The transport plan",
-            f"every label's weights on every region; {'best' if truth is None else 'true'} labels in red",
-            _matrix(prediction, truth, min(top, 5)),
-        ),
+    ]
+    if prediction.fine is not None:
+        looks = grid(_label_photos(prediction, image, labels, top, truth, "fine"), across)
+        blocks.append(_section("Where each label is", f"how much each place looks like it{paler}", looks))
+    blocks += [
+        _section("Where each label won", f"its weights in the transport plan, relative to the largest{paler}", weights),
+        _section("The transport plan", rows, _matrix(prediction, truth, min(top, 5))),
     ]
     if matchers:
         block = comparison(matchers, image, truth)
@@ -152,12 +157,17 @@ def _prepared(image: Image.Image) -> Image.Image:
 
 
 def _label_photos(
-    prediction: Prediction, image: Image.Image, labels: Sequence[str] | None, top: int, truth: Collection[str] | None
+    prediction: Prediction,
+    image: Image.Image,
+    labels: Sequence[str] | None,
+    top: int,
+    truth: Collection[str] | None,
+    kind: str = "plan",
 ) -> list[Block]:
     chosen = positions(prediction, labels) if labels is not None else ranking(prediction)[:top]
     if not chosen:
         raise RamatchError("no label to draw: the vocabulary or the list of labels is empty")
-    return [label_photo(prediction, image, label, truth) for label in chosen]
+    return [label_photo(prediction, image, label, truth, kind) for label in chosen]
 
 
 def _matrix(prediction: Prediction, truth: Sequence[str] | None, top: int, by_score: bool = True) -> Block:
