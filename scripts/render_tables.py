@@ -24,6 +24,7 @@ PAGES = (
     "docs/results.md",
     "docs/performance.md",
     "docs/training.md",
+    "docs/segmentation.md",
     "src/ramatch/models/ramatch-mini/README.md",
 )
 MARKERS = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", flags=re.DOTALL)
@@ -104,6 +105,19 @@ TABLES = {
             "GZSL F1@3": "{gzsl_f1}",
             "ECE": "{ece}",
             "prior": "{prior}",
+        },
+    ),
+    "pointing": Table(
+        "localization.csv",
+        {"": "{row}", "pointing game": "{pointing}", "energy in the box": "{energy}", "IoU with the box": "{iou}"},
+    ),
+    "masks": Table(
+        "localization.csv",
+        {
+            "": "{row}",
+            "labels given": "{labels_given}",
+            "20 labels": "{all_labels}",
+            "20 labels and background": "{background}",
         },
     ),
     "operations": Table(

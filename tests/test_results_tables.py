@@ -19,6 +19,7 @@ PAGES = (
     "docs/results.md",
     "docs/performance.md",
     "docs/training.md",
+    "docs/segmentation.md",
     "src/ramatch/models/ramatch-mini/README.md",
 )
 
