@@ -1,4 +1,5 @@
-"""Which pixel shows which label: masks of one picture, and how to hand them on: PNG, COCO's RLE, polygons, an overlay."""
+"""Which pixel shows which label: masks of one picture, how they are made of scores, and how to hand
+them on: PNG, COCO's RLE, polygons, an overlay."""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from ramatch.assets import vocabulary as bundled
+from ramatch.masks import FineScores
 from ramatch.prediction import Prediction
 
 
@@ -51,6 +53,7 @@ class FakeRecognizer:
         matcher: str | None = None,
         maps: bool = False,
         plan: bool = False,
+        masks: bool = False,
         batch_size: int = 32,
     ) -> list[Prediction]:
         labels = vocabulary.labels if vocabulary else self.labels
@@ -61,7 +64,8 @@ class FakeRecognizer:
         time.sleep(self.seconds)
         if self.fail is not None:
             raise self.fail
-        return [self._one(image, labels, maps) for image in images]
+        found = [self._one(image, labels, maps or masks) for image in images]
+        return [replace(one, fine=_halves(len(labels))) for one in found] if masks else found
 
     def _one(self, image: Image.Image, labels: tuple[str, ...], maps: bool) -> Prediction:
         salt = int(np.asarray(image.resize((8, 8)), dtype=np.int64).sum())
@@ -85,6 +89,13 @@ class FakeRecognizer:
     def batches(self) -> list[int]:
         """Batch sizes, the warm-up's left out."""
         return [call["images"] for call in self.calls[1:]]
+
+
+def _halves(labels: int) -> FineScores:
+    """The first half of the labels shares the left half of a picture, the second the right one."""
+    scores = np.zeros((2, 2, labels), dtype=np.float32)
+    scores[:, 0, : labels // 2] = scores[:, 1, labels // 2 :] = 1
+    return FineScores(scores, np.full((2, 2), -9, dtype=np.float32))
 
 
 def picture(

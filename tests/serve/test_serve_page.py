@@ -143,6 +143,22 @@ def test_hover_lights_the_map_and_leaving_puts_it_out(page: Any) -> None:
     assert page.locator(".label[aria-pressed=true]").count() == 0
 
 
+def test_masks_have_sharp_edges(page: Any) -> None:
+    with page.expect_response("**/v1/segment") as answered:
+        page.check("#masks")
+    masks = answered.value.json()["masks"]
+    page.wait_for_selector("#results:not(.stale)")
+    page.hover(f'.label[data-label="{masks[0]["label"]}"]')
+    found = page.evaluate(
+        "() => { const c = document.getElementById('map');"
+        " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i] > 200; return [c.height, c.width, n]; }"
+    )
+    assert found == [*masks[0]["rle"]["size"], masks[0]["area"]]
+    with page.expect_response("**/v1/tag"):
+        page.uncheck("#masks")
+
+
 def test_keyboard_alone(page: Any) -> None:
     page.focus("#threshold")
     page.keyboard.press("Tab")
@@ -301,7 +317,7 @@ def test_api_page_works_offline(browser: Any, site: Site) -> None:
     trouble = watch(page)
     page.goto(site.url + "docs")
     page.wait_for_selector("details")
-    assert page.locator("details").count() == 10
+    assert page.locator("details").count() == 11
     assert "multipart/form-data" in page.inner_text("main")
     assert trouble == []
     page.close()

@@ -28,8 +28,8 @@ _SHOWN = 24  # of more labels so many do, and the rest lies below in thin rows
 @dataclass(frozen=True)
 class Layout:
     """What plans that are drawn side by side share: which labels get a named row, which a thin one, and which are
-    marked (columns of the plan, top to bottom), in which color; the weight, in multiples of the uniform one, drawn darkest; whether
-    there is room for a marginal below."""
+    marked (columns of the plan, top to bottom), in which color; the weight, in multiples of the uniform one, drawn
+    darkest; whether there is room for a marginal below."""
 
     named: list[int]
     thin: list[int]

@@ -150,7 +150,8 @@ def photo(image: Image.Image, caption: str, note: str = "", color: str = INK, sh
 def label_photo(
     prediction: Prediction, image: Image.Image, label: int, truth: Collection[str] | None, kind: str = "plan"
 ) -> Block:
-    """One label's weights (or its map of another kind) over the image; its name, its probability (or relative score) and a bar of it underneath.
+    """One label's weights (or its map of another kind) over the image; its name, its probability (or relative score)
+    and a bar of it underneath.
 
     Calibrated, improbable labels glow less: weights always sum to one, also those of a label that is not there. An
     uncalibrated number says little about presence, so the heat does not follow it.

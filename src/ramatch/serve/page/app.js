@@ -74,7 +74,7 @@ async function tag() {
   form.set("top", ASK);
   form.set("maps", "true");
   try {
-    const answer = await call("v1/tag", { method: "POST", body: form, signal: state.abort.signal });
+    const answer = await call($("masks").checked ? "v1/segment" : "v1/tag", { method: "POST", body: form, signal: state.abort.signal });
     if (run !== state.run) return;
     state.answer = answer;
     state.all = false;
@@ -129,11 +129,13 @@ async function useBundled(name) {
 function light(name) {
   const label = name || state.held, entry = label && state.answer?.labels.find((l) => l.label === label);
   state.shown = entry ? label : null;
-  $("heat").classList.toggle("lit", Boolean(entry?.map));
+  const mask = entry && state.answer.masks?.find((m) => m.label === label);
+  $("heat").classList.toggle("lit", Boolean(mask || entry?.map));
   $("caption").hidden = !entry;
   if (!entry) return;
   $("caption").textContent = `${label} · ${shown(entry)}`;
-  if (entry.map) drawHeat($("map"), entry.map);
+  if (mask) drawMask($("map"), mask.rle);
+  else if (entry.map) drawHeat($("map"), entry.map);
 }
 
 // ---- the labels
@@ -228,7 +230,7 @@ const python = (value) => JSON.stringify(value);
 function snippets() {
   const { labels, vocabulary } = choice(), name = state.file?.name || "photo.jpg", cut = threshold(), matcher = $("matcher").value;
   const plain = matcher === state.info?.matcher, model = state.info?.model || "ramatch-mini", fromFile = $("vocabulary").value === ":file";
-  const answer = state.answer && { ...state.answer, labels: state.answer.labels.filter((l) => value(l) >= cut).map(({ map, ...rest }) => rest) };
+  const answer = state.answer && { ...state.answer, labels: state.answer.labels.filter((l) => value(l) >= cut).map(({ map, ...rest }) => rest), masks: undefined };
   const cli = ["ramatch tag", shell(name), `--model ${shell(model)}`];
   if (fromFile) cli.push(`--labels-file ${shell(state.fileName || "labels.txt")}`);
   else if (labels) cli.push(`--labels ${shell(labels.join(","))}`);
@@ -326,6 +328,7 @@ $("vocabulary").addEventListener("change", () => {
   tag();
 });
 $("matcher").addEventListener("change", tag);
+$("masks").addEventListener("change", tag);
 $("labels-file").addEventListener("change", async () => {
   const file = $("labels-file").files[0];
   if (!file) return;
