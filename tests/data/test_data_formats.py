@@ -411,3 +411,30 @@ def test_webdataset_bad_json_names_the_member(tmp_path: Path) -> None:
     put_tar(tmp_path / "a.tar", {"k.png": encode(), "k.json": b"{"})
     with pytest.raises(RamatchError, match=r"a\.tar:k\.json"):
         read_annotations(tmp_path / "a.tar")
+
+
+# ------------------------------------------------------------------------------------------------------ boxes by split
+
+
+def test_boxes_as_shares_of_the_picture(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "b.png")
+    content = {
+        "train": {"a.png": [["cat", [0.5, 0.5, 0.2, 0.4]], ["cat", [0.1, 0.1, 0.2, 0.2]]]},
+        "test": {"b.png": []},
+    }
+    file = put_json(tmp_path / "boxes.json", content)
+    found = read_annotations(file)
+    assert found.classes == ("cat",)
+    assert [(r.key, r.labels) for r in found] == [("a.png", ("cat",)), ("b.png", ())]
+    width, height = found.records[0].size or (0, 0)
+    shares = [
+        [x / width if i % 2 == 0 else x / height for i, x in enumerate(b.corners)] for b in found.records[0].boxes
+    ]
+    assert shares[0] == pytest.approx([0.4, 0.3, 0.6, 0.7])
+    assert shares[1] == pytest.approx([0, 0, 0.2, 0.2])
+    assert [r.key for r in read_annotations(file, split="train")] == ["a.png"]
+    with pytest.raises(RamatchError, match="no split 'val'; it has train, test"):
+        read_annotations(file, split="val")
+    put_json(file, {"train": {"a.png": [["cat", [0.5, 0.5, 0.2, 0.4]], ["dog", [1]]]}})
+    with pytest.raises(RamatchError, match=r"train: a\.png.*is no box"):
+        read_annotations(file)
