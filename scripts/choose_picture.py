@@ -1,9 +1,10 @@
 """Choose the README's picture by a rule, and draw it: `python scripts/choose_picture.py`.
 
-Of the bundled photographs, none of which was trained on, and the boxes of scripts/photo_boxes.json, which were drawn
-before any map was looked at: only a photograph on which both kinds of maps that `ramatch explain` shows point into a box
-of their label, for every label that is found (probability of at least 0.5); of these the one with most labels found; of
-these the one whose maps have most of their energy in the boxes. All labels of the file are asked for on every photograph.
+Of the bundled photographs, none of which was trained on, and the boxes of scripts/photo_boxes.json, which were
+drawn before any map was looked at: only a photograph on which both kinds of maps that `ramatch explain` shows point
+into a box of their label, for every label that is found (probability of at least 0.5); of these the one with most
+labels found; of these the one whose maps have most of their energy in the boxes. All labels of the file are asked
+for on each of them.
 (A stricter rule, that every label with a box must be found, was tried first: no photograph passes it.)
 """
 

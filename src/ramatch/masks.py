@@ -57,7 +57,7 @@ class Masks(Mapping[str, np.ndarray]):
     def to_dict(self, *, polygons: bool = True) -> dict[str, Any]:
         """Plain data for JSON: of each label value, area in pixels, box [x, y, w, h], RLE and polygons, as COCO has
         them. Polygons are the outlines of its parts; holes are in the RLE alone."""
-        entries = []
+        entries: list[dict[str, Any]] = []
         for label, value in zip(self.names, self.certainty.tolist(), strict=True):
             mask = self[label]
             entry = {
@@ -168,7 +168,7 @@ def write_masks(masks: Masks, image: str | Path, folder: Path) -> list[Path]:
     paths = [folder / f"{name}-{what}" for what in ("masks.png", "masks.json", "overlay.png")]
     masks.save(paths[0])
     write_json(paths[1], {"image": str(image), **masks.to_dict()})
-    overlay = masks.overlay(load_image(image))
+    overlay = masks.overlay(load_image(image, shrink=True))
     write_atomic(paths[2], lambda temporary: overlay.save(temporary, "PNG"))
     return paths
 
@@ -266,4 +266,4 @@ def _middle(mask: np.ndarray) -> tuple[float, float]:
 def resized(layers: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Layers (h, w, K) bilinearly on another grid (W, H)."""
     planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(layers.astype(np.float32), -1, 0)]
-    return np.stack([plane.resize(size, Image.Resampling.BILINEAR) for plane in planes], axis=-1)
+    return np.stack([np.asarray(plane.resize(size, Image.Resampling.BILINEAR)) for plane in planes], axis=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast, overload
@@ -244,18 +244,21 @@ class Recognizer:
         out: list[Prediction] = []
         for chunk in chunks([images] if single else images, batch_size):
             # without masks no picture is held longer than it takes to resize it
-            pictures = [load_image(image) for image in chunk] if masks else None
-            loaded = [self.load(image) for image in pictures or chunk]
+            pictures = [load_image(image, shrink=True) for image in chunk] if masks else None
+            if pictures is None:
+                loaded = [self.load(image) for image in chunk]
+            else:
+                loaded = [self._resized(*pair) for pair in zip(pictures, chunk, strict=True)]
             options: dict[str, Any] = {"maps": maps or plan, "pictures": pictures}
-            found = self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, **options)
-            named = zip(found, chunk, strict=True)
-            out += [replace(one, source=name_of(image)) for one, image in named] if masks else found
+            out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, **options)
         return out[0] if single else out
 
     def load(self, image: Any) -> Loaded:
         """Decode and resize one image: pixels uint8 (3, H, W), the source's name, the original (width, height)."""
-        picture = load_image(image, shrink=True)
-        return self.ram.preprocess.resize(picture), name_of(image), full_size(picture)
+        return self._resized(load_image(image, shrink=True), image)
+
+    def _resized(self, picture: Image.Image, source: Any) -> Loaded:
+        return self.ram.preprocess.resize(picture), name_of(source), full_size(picture)
 
     @torch.inference_mode()
     def predict_loaded(

@@ -351,6 +351,7 @@ def test_openapi_describes_both_bodies_and_all_routes(client: TestClient) -> Non
     assert set(spec["paths"]) == {
         "/v1/tag",
         "/v1/tag/batch",
+        "/v1/segment",
         "/v1/vocabularies",
         "/v1/vocabularies/{name}",
         "/v1/info",

@@ -82,9 +82,9 @@ def segment(
     progress: bool = False,
     **options: Any,
 ) -> SegmentationReport:
-    """Masks of a model against those of the data (see `read_masks`), of all images or one of their halves (PARTS), which
-    are told apart by their names. `kind`: "fine" for masks as users get them; "similarity" or "plan" for the best of
-    the plain maps at each pixel, background where it is below the middle between its largest value and its mean.
+    """Masks of a model against those of the data (see `read_masks`), of all images or one of their halves (PARTS),
+    which are told apart by their names. `kind`: "fine" for masks as users get them; "similarity" or "plan" for the best
+    of the plain maps at each pixel, background where it is below the middle between its largest value and its mean.
     Options: those of `Recognizer.from_pretrained`."""
     from .models import Recognizer  # here, because the recognizer needs this package's calibration
 

@@ -22,11 +22,11 @@ from .graph import GraphedRAM
 from .ram import RAM, Labels, Trunk
 
 SURROUNDINGS = tuple(
-    """sky, blue sky, cloud, grass, field, lawn, street, road, sidewalk, snow, tree, bush, forest, beach, sand, mountain,
-    hill, rock, cliff, ocean, wave, lake, river, water, wall, floor, ceiling, carpet, building, house, fence, window,
-    door, curtain, dirt, ground, bridge, park, leaf, sun, shadow, night, pavement, brick wall, tile, rug, blanket, bed,
-    shelf, cabinet, kitchen, bathroom, living room, room, stone, gravel, hay, sign, pole, box, paper, cloth,
-    picture frame, mirror, lamp""".replace("\n   ", "").split(", ")
+    """sky, blue sky, cloud, grass, field, lawn, street, road, sidewalk, snow, tree, bush, forest, beach, sand,
+    mountain, hill, rock, cliff, ocean, wave, lake, river, water, wall, floor, ceiling, carpet, building, house,
+    fence, window, door, curtain, dirt, ground, bridge, park, leaf, sun, shadow, night, pavement, brick wall,
+    tile, rug, blanket, bed, shelf, cabinet, kitchen, bathroom, living room, room, stone, gravel, hay, sign,
+    pole, box, paper, cloth, picture frame, mirror, lamp""".replace("\n   ", "").split(", ")
 )
 
 
@@ -73,8 +73,8 @@ class DenseMaps:
         self.ram, self.engine, self.config = ram, engine, config or DenseConfig()
         height, width = ram.preprocess.size
         patch = ram.backbone.vision.config.patch
-        sides = (max(1, round(side * self.config.finer / patch)) * patch for side in (height, width))
-        self.preprocess = replace(ram.preprocess, size=tuple(sides))
+        tall, wide = (max(1, round(side * self.config.finer / patch)) * patch for side in (height, width))
+        self.preprocess = replace(ram.preprocess, size=(tall, wide))
         self.surroundings: Labels | None = None
         if ram.backbone.text is not None:
             self.surroundings = ram.encode_labels(SURROUNDINGS)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from PIL import Image
 
 from ramatch.assets import GENERAL
+from ramatch.prediction import MASKED, Prediction
 from ramatch.serve import limits
 from ramatch.serve.batcher import MicroBatcher
 from ramatch.serve.errors import ApiError, draining
@@ -26,9 +27,6 @@ from ramatch.serve.metrics import Metrics
 from ramatch.serve.schema import TagOptions, check_labels
 from ramatch.serve.settings import ServeSettings
 from ramatch.serve.vocabularies import Labels, NamedVocabularies
-
-if TYPE_CHECKING:
-    from ramatch.prediction import Prediction
 
 log = logging.getLogger("ramatch.serve")
 T = TypeVar("T")
@@ -267,8 +265,8 @@ def _masks(prediction: Prediction, options: TagOptions) -> dict[str, Any]:
     assert prediction.size is not None
     scale = min(1.0, MASK_SIDE / max(prediction.size))
     width, height = (max(1, round(scale * side)) for side in prediction.size)
-    wanted = {} if options.threshold is None else {"threshold": options.threshold}
-    found = prediction.masks(size=(width, height), **wanted).to_dict()
+    threshold = MASKED if options.threshold is None else options.threshold
+    found = prediction.masks(threshold, size=(width, height)).to_dict()
     return {"masks": found["masks"], "mask_size": [found["height"], found["width"]]}
 
 

@@ -124,7 +124,7 @@ class Matrix:
         return axes
 
     def draw_names(self, sheet: Sheet, x: float, y: float, width: float) -> None:
-        """The labels beside their rows, the marked ones in their color; a comparison draws them once for all its plans."""
+        """The labels beside their rows, marked ones in their color; a comparison draws them once for all its plans."""
         right, step = x + width - 0.1, self.rows.row_height
         size = 9.0 if step >= 0.25 else 8.0
         for row, i in enumerate(self.rows.named):

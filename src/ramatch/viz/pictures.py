@@ -49,8 +49,8 @@ def plan_picture(
 ) -> Figure:
     """The whole plan, labels down and regions across (global view), with probabilities beside and ũ below.
 
-    The true labels are in green boxes, or the `top` best in blue ones when no truth is given. Rows run by score or, with
-    `by_score=False`, in the order of the vocabulary. Beyond 40 labels the best (and the marked) have rows with
+    The true labels are in green boxes, or the `top` best in blue ones when no truth is given. Rows run by score
+    or, with `by_score=False`, in the order of the vocabulary. Beyond 40 labels the best (and the marked) have rows with
     names and all others follow in thin ones.
     """
     return _page(_matrix(prediction, truth, top, by_score), width=11.0)
@@ -77,8 +77,8 @@ def explanation(
     matchers: Mapping[str, Prediction] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """One page with everything: ranking, ũ, each label's maps (where it is, of a prediction with masks, and where it won),
-    the plan, and the matchers if given."""
+    """One page with everything: ranking, ũ, each label's maps (where it is, of a prediction with masks, and where it
+    won), the plan, and the matchers if given."""
     size, image = prediction.size or image.size, _prepared(image)
     shown = photo(image, "image", f"{size[0]} × {size[1]}")
     paler = "; paler where it is improbable" if prediction.calibrated else ""
