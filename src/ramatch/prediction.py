@@ -168,15 +168,15 @@ class Prediction:
 
     def masks(
         self,
-        threshold: float = MASKED,
+        threshold: float | None = None,
         *,
         labels: Collection[str] | None = None,
         background: bool = True,
         size: tuple[int, int] | None = None,
     ) -> Masks:
         """Which pixels show which label: the labels named, or those at least as probable as `threshold` (and the best
-        one, where without `background` every pixel must be something). `size`: (W, H), by default that of the image.
-        Labels that get no pixel are left out.
+        one, where without `background` every pixel must be something); by default 0.1, of relative scores that share
+        of the largest. `size`: (W, H), by default that of the image. Labels that get no pixel are left out.
         """
         if self.fine is None:
             raise RamatchError("this prediction has no masks; predict with masks=True")
@@ -187,7 +187,8 @@ class Prediction:
                 raise RamatchError(f"'{unknown[0]}' is not in the vocabulary of this prediction")
             chosen = [i for i, label in enumerate(self.labels) if label in set(labels)]
         else:
-            chosen = np.flatnonzero(self.values >= threshold).tolist()
+            least = MASKED * (1.0 if self.calibrated else float(self.values.max(initial=0)))
+            chosen = np.flatnonzero(self.values >= (least if threshold is None else threshold)).tolist()
             if not chosen and not background:
                 chosen = [int(self.values.argmax())]
         how = {"background": background, "doubted": labels is None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +98,11 @@ def test_masks_of_a_prediction(recognizer):
     assert prediction.masks(labels=["dog"], background=False)["dog"].all()
     assert len(prediction.masks(1.0)) == 0
     assert len(prediction.masks(1.0, background=False)) == 1
+    assert not prediction.calibrated
+    many = replace(prediction, values=np.array([0.01, 0.02, 0.0001]))  # relative scores of a long vocabulary
+    assert set(many.masks(background=False)) <= {"cat", "dog"}
+    assert np.array_equal(many.masks(background=False).ids, many.masks(0.002, background=False).ids)
+    assert len(many.masks(0.1, background=True)) == 0
     assert prediction.masks(size=(6, 4)).ids.shape == (4, 6)
     with pytest.raises(RamatchError, match="'bear'"):
         prediction.masks(labels=["bear"])

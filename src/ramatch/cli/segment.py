@@ -33,14 +33,12 @@ def add_verbs(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..assets import GENERAL
     from ..masks import write_masks
-    from ..prediction import MASKED
 
     recognizer = load_recognizer(arguments, cache=0)
     own = list(recognizer.ram.backbone.given_labels)  # of a model without a text tower
     recognizer.set_vocabulary(labels_of(arguments) or own or GENERAL)
     prediction = recognizer.predict(arguments.image, masks=True)
-    threshold = MASKED if arguments.threshold is None else arguments.threshold
-    masks = prediction.masks(threshold, background=not arguments.no_background)
+    masks = prediction.masks(arguments.threshold, background=not arguments.no_background)
     for label, mask in masks.items():
         print(f"{100 * mask.mean():5.1f} %  {printable(label)}")
     if not masks:

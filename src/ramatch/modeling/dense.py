@@ -1,7 +1,7 @@
 """Where labels are, finer and steadier than the cosines of the tower's regions. Nothing is trained.
 
 A second look at more pixels is averaged with the first; what a typical region has in common with every label is taken
-off (`Typical`); and each region gets the mean of the regions that look like it (`correspond`), so that outliers, which
+off; and each region gets the mean of the regions that look like it (`correspond`), so that outliers, which
 resemble nothing around them, go down and an object is marked as a whole. What is left is asked against words for
 surroundings (SURROUNDINGS), which stand for everything that is not among the labels.
 """
@@ -32,8 +32,7 @@ SURROUNDINGS = tuple(
 
 @dataclass(frozen=True)
 class DenseConfig(Settings):
-    """How maps are made; chosen on half of VOC's images and on training images of COCO kept aside (docs/segmentation.md
-    says what each is worth).
+    """How maps are made; chosen on half of VOC's images (docs/segmentation.md).
 
     finer: sides of the second look, as a multiple of the tower's own (1: no second look).
     typical: how much of what a typical region has in common with a label is taken off.
@@ -122,9 +121,8 @@ class DenseMaps:
     def _typical(self, photos: Sequence[Tensor]) -> Tensor:
         """(D,): the mean region."""
         labels = self.surroundings or self.ram.encode_labels(tuple(self.ram.backbone.given_labels))
-        return self._regions(self.engine.ram.trunk(torch.stack(list(photos)).to(labels.unit.device)), labels).mean(
-            (0, 1)
-        )
+        trunk = self.engine.ram.trunk(torch.stack(list(photos)).to(labels.unit.device))
+        return self._regions(trunk, labels).mean((0, 1))
 
 
 def correspond(local: Tensor, config: DenseConfig) -> Tensor:

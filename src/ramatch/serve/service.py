@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from PIL import Image
 
 from ramatch.assets import GENERAL
-from ramatch.prediction import MASKED, Prediction
+from ramatch.prediction import Prediction
 from ramatch.serve import limits
 from ramatch.serve.batcher import MicroBatcher
 from ramatch.serve.errors import ApiError, draining
@@ -265,8 +265,7 @@ def _masks(prediction: Prediction, options: TagOptions) -> dict[str, Any]:
     assert prediction.size is not None
     scale = min(1.0, MASK_SIDE / max(prediction.size))
     width, height = (max(1, round(scale * side)) for side in prediction.size)
-    threshold = MASKED if options.threshold is None else options.threshold
-    found = prediction.masks(threshold, size=(width, height)).to_dict()
+    found = prediction.masks(options.threshold, size=(width, height)).to_dict()
     return {"masks": found["masks"], "mask_size": [found["height"], found["width"]]}
 
 
