@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, TypedDict, cast, overload
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from .assets import GENERAL, vocabulary_names
 from .assets import vocabulary as bundled_vocabulary
 from .config import RAMConfig
 from .config import preset as named_preset
-from .data.images import full_size, load_image, name_of
+from .data.images import ImageError, full_size, load_image, name_of
 from .data.kinds import Sought, sought
 from .data.lexicon import Lexicon
 from .data.prefetch import Loaded, chunks, is_single, prefetch
@@ -34,8 +36,12 @@ from .modeling.matching import MATCHERS
 from .modeling.ram import RAM, Labels
 from .modeling.remembered import REMEMBERED, remembered
 from .modeling.text import clean_labels
-from .prediction import TRUSTED, Prediction
+from .prediction import TRUSTED, Prediction, Unreadable
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+OneImage: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Image | BinaryIO  # certainly not many
 PATIENCE = 4  # batches of one size before it gets a CUDA graph: one photo is tagged before that would be recorded
 
 
@@ -54,6 +60,20 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __repr__(self) -> str:
+        more = ", …" if len(self) > 3 else ""
+        return f"Vocabulary({len(self)} labels: {', '.join(self.names[:3])}{more})"
+
+
+class Options(TypedDict, total=False):
+    """What `Recognizer.predict` takes besides the images."""
+
+    vocabulary: Vocabulary | None
+    matcher: str | None
+    maps: bool
+    plan: bool
+    batch_size: int
 
 
 class Recognizer:
@@ -141,6 +161,11 @@ class Recognizer:
             write_json(Path(folder) / "calibration.json", self.calibrator.to_dict())
             write_hashes(folder)
 
+    def __repr__(self) -> str:
+        kind = "calibrated" if self.calibrated else "not calibrated"
+        labels = "no vocabulary yet" if self.vocabulary is None else f"{len(self.labels)} labels"
+        return f"Recognizer({self.name} on {self.device}: {kind}, {labels})"
+
     @property
     def device(self) -> torch.device:
         return self.ram.backbone.device
@@ -199,11 +224,19 @@ class Recognizer:
         return remembered(self.ram, names, templates)
 
     @overload
-    def predict(self, images: list | tuple, **options: Any) -> list[Prediction]: ...
+    def predict(self, images: OneImage, *, strict: bool = False, **options: Unpack[Options]) -> Prediction: ...  # type: ignore[overload-overlap]
     @overload
-    def predict(self, images: Any, **options: Any) -> Any: ...
+    def predict(self, images: np.ndarray | Tensor, *, strict: bool = False, **options: Unpack[Options]) -> Any: ...
+    @overload
+    def predict(
+        self, images: Iterable[Any], *, strict: Literal[True], **options: Unpack[Options]
+    ) -> list[Prediction]: ...
+    @overload
+    def predict(
+        self, images: Iterable[Any], *, strict: bool = False, **options: Unpack[Options]
+    ) -> list[Prediction | Unreadable]: ...
 
-    def predict(  # type: ignore[misc]
+    def predict(
         self,
         images: Any,
         *,
@@ -212,12 +245,16 @@ class Recognizer:
         maps: bool = False,
         plan: bool = False,
         batch_size: int = 32,
+        strict: bool = False,
     ) -> Any:
         """One image → one `Prediction`; a list or other iterable → a list of them. Without any vocabulary, the built-in
         `general` one of some 4,000 words is used.
 
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
         `maps` (or `plan`) keeps what heat maps and pictures need.
+
+        An image that cannot be read is an `ImageError`; among several it has an `Unreadable` in its place, which is
+        false, and the others are answered. `strict`: there too it is an error.
 
         `Prediction.calibrated` says what one has. Calibrated: a probability for each label, whatever else was asked
         for; 0.5 means even odds. Not calibrated: relative scores, the mean of two softmaxes over the vocabulary as in
@@ -226,10 +263,21 @@ class Recognizer:
         if batch_size < 1:
             raise RamatchError(f"batch_size must be at least 1, got {batch_size}")
         vocabulary, single = self._checked(vocabulary, matcher), is_single(images)
-        out: list[Prediction] = []
+
+        def load(image: Any) -> Loaded | Unreadable:
+            try:
+                return self.load(image)
+            except ImageError as error:
+                if single or strict:
+                    raise
+                return Unreadable(error.name, error.reason)
+
+        out: list[Prediction | Unreadable] = []
         for chunk in chunks([images] if single else images, batch_size):
-            loaded = [self.load(image) for image in chunk]
-            out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, maps=maps or plan)
+            found = [load(image) for image in chunk]
+            loaded = [item for item in found if not isinstance(item, Unreadable)]
+            answers = iter(self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, maps=maps or plan))
+            out += [item if isinstance(item, Unreadable) else next(answers) for item in found]
         return out[0] if single else out
 
     def load(self, image: Any) -> Loaded:

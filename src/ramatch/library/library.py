@@ -87,6 +87,14 @@ class Library:
         self._view = None
         self.database.close()
 
+    def __repr__(self) -> str:
+        try:
+            count = self.database.execute("SELECT COUNT(*) FROM photos").fetchone()[0]
+            about = f"{count:,} photos, {read_meta(self.database).get('model', 'no model yet')}"
+        except sqlite3.ProgrammingError as error:
+            about = "closed" if "closed" in str(error) else "in use by another thread"
+        return f"Library({self.path}: {about})"
+
     def update(
         self, folder: str | Path, recognizer: Recognizer, *, batch_size: int = 16, progress: bool = False
     ) -> Update:
