@@ -301,7 +301,7 @@ def test_api_page_works_offline(browser: Any, site: Site) -> None:
     trouble = watch(page)
     page.goto(site.url + "docs")
     page.wait_for_selector("details")
-    assert page.locator("details").count() == 10
+    assert page.locator("details").count() == 12
     assert "multipart/form-data" in page.inner_text("main")
     assert trouble == []
     page.close()

@@ -223,8 +223,12 @@ class Library:
                 yield replace(hit, calibrated=calibrated)
 
     def thumbnail(self, photo: int) -> bytes:
-        """A small WebP picture of a hit's photo."""
-        return self.database.execute("SELECT webp FROM thumbnails WHERE photo = ?", (photo,)).fetchone()[0]
+        """A small WebP picture of a hit's photo, which must still have a file."""
+        select = "SELECT webp FROM thumbnails WHERE photo = ? AND photo IN (SELECT photo FROM files)"
+        found = self.database.execute(select, (photo,)).fetchone()
+        if found is None:
+            raise RamatchError(f"{self.path} has no photo {photo}")
+        return found[0]
 
     def tag(self, labels: Sequence[str], recognizer: Recognizer) -> Iterator[Prediction]:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""
