@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serve_browser import chromium, watch
+from serve_browser import watch
 from serve_fakes import FakeRecognizer, FakeVocabulary
 
 from ramatch.assets import photo_paths, vocabulary
@@ -24,12 +23,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     found = FakeRecognizer().predict([load_image(path) for path in paths], vocabulary=words, maps=True)
     named = [dataclasses.replace(each, source=path.name) for each, path in zip(found, paths, strict=True)]
     return write_report(named, paths, tmp_path_factory.mktemp("report") / "r.html", threshold=0.3, top=13).as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 def open_page(browser: Any, url: str, **options: Any) -> tuple[Any, list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from cli_helpers import put_photos
 from fastapi.testclient import TestClient
 from PIL import Image
-
-for room in ("modeling", "cli"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / room))
-
-from cli_helpers import put_photos
 from tiny_models import tiny_ram
 
 from ramatch.cli import parse
