@@ -24,6 +24,11 @@ from ramatch.recognizer import Recognizer
 
 DONE = "!document.body.classList.contains('busy') && !document.querySelector('.shot.pending')"
 
+# how many pictures with an answer or an error the browser keeps; it writes them a little after they are shown
+KEPT = """new Promise((done) => { const open = indexedDB.open('ramatch', 1); open.onsuccess = () => {
+  const all = open.result.transaction('pictures').objectStore('pictures').getAll();
+  all.onsuccess = () => done(all.result.filter((each) => each.asked).length); }; })"""
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
@@ -159,6 +164,7 @@ def test_what_was_there_is_there_after_a_reload(tab: Any, site: Site, files: lis
     until(tab, f"document.getElementById('count').textContent.includes('of 3 labels') && {DONE}")
     tab.click(".shot-main >> nth=2")
     before, asked = (cards(tab), tab.inner_text("#results"), tab.inner_text("#code")), len(site.recognizer.calls)
+    until(tab, f"{KEPT}.then((count) => count === 4)")
     tab.reload()
     tab.wait_for_selector(".shot >> nth=3")
     until(tab, DONE)
@@ -170,6 +176,7 @@ def test_what_was_there_is_there_after_a_reload(tab: Any, site: Site, files: lis
     assert len(site.recognizer.calls) == asked  # kept answers are not asked for again
     until(tab, "document.getElementById('picture').naturalWidth === 90")
     tab.click("#remove-all")
+    until(tab, f"{KEPT}.then((count) => count === 0)")
     tab.reload()
     tab.wait_for_selector(".label")
     assert "astronaut" in tab.get_attribute("#picture", "alt")

@@ -60,7 +60,9 @@ class BatchRequest(TagOptions):
 class SearchRequest(_Request):
     """Which photos of the library to look for."""
 
-    q: str = Field(max_length=1000, description='Words that are all there: dog beach; "hot dog" -person; hot dog, beach')
+    q: str = Field(
+        max_length=1000, description='Words that are all there: dog beach; "hot dog" -person; hot dog, beach'
+    )
     limit: int = Field(20, ge=1, le=200, description="At most this many photos")
     threshold: float | None = Field(None, ge=0, le=1, description="Only photos with at least this probability")
     sort: Literal["probability", "name", "date", "size"] = Field("probability", description="Order of those found")

@@ -19,7 +19,7 @@ from PIL import Image
 
 from ramatch.assets import GENERAL
 from ramatch.serve import limits
-from ramatch.serve.batcher import MicroBatcher
+from ramatch.serve.batcher import MicroBatcher, heard
 from ramatch.serve.errors import ApiError, draining
 from ramatch.serve.limits import Picture, Upload
 from ramatch.serve.metrics import Metrics
@@ -207,6 +207,7 @@ class Service:
         with self._place(seconds, len(uploads)):
             work = (self._in_thread(pool, self._decode, upload) for upload in uploads)
             ready = asyncio.gather(self._vocabulary(labels), *work)
+            ready.add_done_callback(heard)
             vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
             good = [picture for picture in pictures if isinstance(picture, Picture)]
             key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary)
