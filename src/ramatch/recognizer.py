@@ -224,7 +224,9 @@ class Recognizer:
         return remembered(self.ram, names, templates)
 
     @overload
-    def predict(self, images: OneImage, *, strict: bool = False, **options: Unpack[Options]) -> Prediction: ...  # type: ignore[overload-overlap]
+    def predict(  # type: ignore[overload-overlap]
+        self, images: OneImage, *, strict: bool = False, **options: Unpack[Options]
+    ) -> Prediction: ...
     @overload
     def predict(self, images: np.ndarray | Tensor, *, strict: bool = False, **options: Unpack[Options]) -> Any: ...
     @overload
