@@ -264,6 +264,8 @@ def test_api_page_works_offline(browser: Any, site: Site) -> None:
     page.wait_for_selector("details")
     assert page.locator("details").count() == 12
     assert "multipart/form-data" in page.inner_text("main")
+    page.click("summary:has-text('/v1/search')")
+    assert "limit" in page.inner_text("details[open]:has-text('/v1/search')")
     assert trouble == []
     page.close()
 

@@ -169,6 +169,7 @@ def test_what_was_there_is_there_after_a_reload(tab: Any, site: Site, files: lis
     tab.wait_for_selector(".shot >> nth=3")
     until(tab, DONE)
     assert (cards(tab), tab.inner_text("#results"), tab.inner_text("#code")) == before
+    assert list(cards(tab)) == [path.name for path in files]  # in the same order
     assert tab.input_value("#labels") == "owl, bat, fox"
     assert tab.input_value("#threshold") == "5"
     assert tab.input_value("#matcher") == "average"

@@ -21,7 +21,7 @@ from ramatch.cli import parse
 from ramatch.errors import RamatchError
 from ramatch.library import Library
 from ramatch.recognizer import Recognizer
-from ramatch.serve import schema
+from ramatch.serve import schema, serve
 from ramatch.serve.app import create_app
 from ramatch.serve.settings import ServeSettings
 
@@ -147,6 +147,8 @@ def test_a_library_that_cannot_be_searched_is_an_error_at_the_start(
     ):
         with pytest.raises(RamatchError, match=said):
             create_app(model, ServeSettings(index=str(path)))
+    with pytest.raises(RamatchError, match="not a photo library"):
+        serve("no-such-model", port=0, settings=ServeSettings(index=str(tmp_path / "none"), workers=2))
 
 
 def test_the_command_line_finds_the_index_in_a_folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

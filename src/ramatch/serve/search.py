@@ -53,7 +53,7 @@ class Finder:
         except RamatchError as error:
             raise ApiError("bad_field", f"'q': {error}") from None
         check_labels(list(query.labels), self.settings)
-        options = {"top": request.limit, "threshold": request.threshold, "sort": request.sort}
+        options: dict[str, Any] = {"top": request.limit, "threshold": request.threshold, "sort": request.sort}
         try:
             hits = await self._call(lambda library: library.search(query, self.recognizer, **options))
         except RamatchError as error:  # it was replaced; where it lies is no matter of clients

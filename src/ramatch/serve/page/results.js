@@ -4,7 +4,7 @@ import { $, make, plural, shown, state, threshold, unsure, value } from "./state
 import { question } from "./labels.js";
 
 const SHOW_BELOW = 8; // labels under the threshold that are shown before "more"
-const SHARP = 1024; // pixels across that a map is drawn with at most
+const SHARP = 768; // pixels across that a map is drawn with at most
 let drawn = null; // the picture in the stage
 
 // Draws the current picture and its answer; a picture without one has an empty list, and its error says why.

@@ -2,12 +2,14 @@
 // this tab alone. Pictures of tabs that are gone are forgotten after a while, at the next visit.
 import { sessionGet, sessionSet } from "./api.js";
 
+// In the order in which they are made, which is that of pictures in the store.
+let made = 0;
+export function newId() { return `${Date.now()}-${String(made++).padStart(6, "0")}-${Math.random().toString(36).slice(2, 10)}`; }
+
 const MOST_BYTES = 64 * 2 ** 20, FORGET_MS = 12 * 3600 * 1000;
 const kept = new Map(); // id of a picture → its bytes
 const session = sessionGet("ramatch-session") || newId();
 sessionSet("ramatch-session", session);
-
-export function newId() { return `${Date.now()}-${Math.random().toString(36).slice(2, 10)}`; }
 
 export function settings() {
   try { return JSON.parse(sessionGet("ramatch-page")) || {}; } catch { return {}; }
