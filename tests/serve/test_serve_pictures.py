@@ -183,6 +183,23 @@ def test_what_was_there_is_there_after_a_reload(tab: Any, site: Site, files: lis
     assert "astronaut" in tab.get_attribute("#picture", "alt")
 
 
+def test_whoever_is_quicker_than_the_example_keeps_the_picture(browser: Any, site: Site, files: list[Path]) -> None:
+    page = browser.new_page()
+    held: list[Any] = []
+    page.route("**/photos/astronaut.jpg", lambda route: held.append(route))
+    page.goto(site.url)
+    page.wait_for_selector("#thumbs button")
+    page.set_input_files("#file", files[:1])
+    page.wait_for_selector(".label")
+    for route in held:
+        route.continue_()
+    page.unroute("**/photos/astronaut.jpg")
+    page.wait_for_load_state("networkidle")
+    assert page.get_attribute("#picture", "alt") == "Your picture red.png"
+    assert page.is_hidden("#tray")
+    page.close()
+
+
 def test_another_tab_sees_nothing_of_it(browser: Any, site: Site, files: list[Path]) -> None:
     context = browser.new_context()
     one, two = context.new_page(), context.new_page()
@@ -295,3 +312,20 @@ def test_the_vocabulary_comes_second(page: Any) -> None:
     assert page.evaluate(order) & 4  # follows it
     assert page.evaluate("document.getElementById('matcher').closest('details').open") is False
     assert str(len(vocabulary("everyday"))) in page.locator("#vocabulary option:checked").inner_text()
+
+
+def test_without_storage_the_page_still_works(browser: Any, site: Site, files: list[Path]) -> None:
+    context = browser.new_context()
+    context.add_init_script(
+        "for (const name of ['indexedDB', 'sessionStorage', 'localStorage'])"
+        " Object.defineProperty(window, name, { get() { throw new DOMException('off', 'SecurityError'); } });"
+    )
+    page = context.new_page()
+    trouble = watch(page)
+    page.goto(site.url)
+    page.wait_for_selector(".label")
+    page.set_input_files("#file", [files[0], files[2]])
+    until(page, DONE)
+    assert list(cards(page)) == ["red.png", "green.png"]
+    assert trouble == []
+    context.close()

@@ -16,6 +16,7 @@ async function useBundled(name, auto = false) {
   if (known) return select(known);
   try {
     const file = await blob(`photos/${name}`);
+    if (auto && state.pictures.length) return; // somebody was quicker
     addPictures([new File([file], name, { type: file.type })], { example: true, auto, text: `Example picture: ${name.replace(/\.\w+$/, "")}` });
   } catch (error) {
     drawProblem({ message: "The example picture could not be loaded.", hint: error.message });
@@ -77,8 +78,9 @@ async function begin() {
   if (before.words && info.index) search();
   if (before.tab) chooseTab($(`tab-${before.tab}`));
   if (state.pictures.length) return tryAgain(); // a key was asked for on the way
-  restore((await restored()).map((each) => (each.answer?.model === info.model ? each : { ...each, asked: null })));
-  select(state.pictures.find((each) => each.id === before.current) || state.pictures[0] || null);
+  const old = (await restored()).filter(({ id }) => !state.pictures.some((each) => each.id === id)); // some may be new by now
+  restore(old.map((each) => (each.answer?.model === info.model ? each : { ...each, asked: null })));
+  if (!state.current) select(state.pictures.find((each) => each.id === before.current) || state.pictures[0] || null);
   if (state.pictures.length) tagAll();
   else if (info.photos.length) useBundled(info.photos.includes(FIRST) ? FIRST : info.photos[0], true);
 }
