@@ -177,6 +177,7 @@ def test_a_tag_is_short_and_an_unreadable_image_is_false():
     found = prediction(trust=np.array([0.9, 0.1, 0.5, 0.8]), source="far/away/a.jpg")
     assert repr(found.top(2)) == "[Tag(dog 0.90?), Tag(cat 0.50)]"
     assert repr(found).startswith("Prediction(a.jpg: dog 0.90?, ")
+    assert "\x1b" not in repr(prediction(source="a\x1b[31m.jpg", labels=("\x1b[1m", "dog", "kite", "red")))
     lost = Unreadable("far/b.jpg", "no such file")
     assert repr(lost) == "Unreadable(b.jpg: no such file)"
     assert list(filter(None, [found, lost])) == [found]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from .data.kinds import each_once
 from .data.lexicon import Lexicon
-from .errors import RamatchError, require
+from .errors import RamatchError, printable, require
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -47,7 +47,7 @@ class Tag(NamedTuple):
         return f"Tag({self})"
 
     def __str__(self) -> str:
-        return f"{self.label} {self.value:.2f}{'?' * (not self.trusted)}"
+        return f"{printable(self.label)} {self.value:.2f}{'?' * (not self.trusted)}"
 
 
 @dataclass(frozen=True)
@@ -250,4 +250,4 @@ def to_pandas(
 
 def short_name(source: str | None) -> str:
     """What to call an image in a line: its file's name, without the folder."""
-    return Path(source).name if source else "image"
+    return printable(Path(source).name) if source else "image"

@@ -314,6 +314,21 @@ def test_the_vocabulary_comes_second(page: Any) -> None:
     assert str(len(vocabulary("everyday"))) in page.locator("#vocabulary option:checked").inner_text()
 
 
+def test_whatever_can_be_used_has_a_name(page: Any, files: list[Path]) -> None:
+    page.evaluate("document.getElementById('search').hidden = false")
+    page.set_input_files("#file", [files[0], files[2]])
+    until(page, DONE)
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('button, input, select, textarea, summary, a, [role=tabpanel], ul, ol')]
+        .filter((each) => !(each.labels?.length || each.ariaLabel || each.title || each.textContent.trim()
+          || each.getAttribute('aria-labelledby') || each.querySelector('img[alt]:not([alt=""])')))
+        .map((each) => each.outerHTML)"""
+    )
+    assert nameless == []
+    lists = page.evaluate("[...document.querySelectorAll('main ul, main ol')].every((each) => each.ariaLabel)")
+    assert lists
+
+
 def test_without_storage_the_page_still_works(browser: Any, site: Site, files: list[Path]) -> None:
     context = browser.new_context()
     context.add_init_script(

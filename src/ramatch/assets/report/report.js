@@ -44,8 +44,8 @@
     });
   }
 
-  // Parts between commas must all fit: dog, beach, "a label, with a comma". Each is a label that counts as found; what is no label of any image
-  // is taken as a part of one, or of the file's name. With a minus before it, it must not fit.
+  // Parts between commas must all fit: dog, beach, "a label, with a comma". Each is a label that counts as found; what is
+  // no label of any image is taken as a part of one, or of the file's name. With a minus before it, it must not fit.
   const terms = () => ($("filter").value.toLowerCase().match(/("[^"]*"|[^,])+/g) || []).map((text) => text.replaceAll('"', "").trim()).filter((text) => text && text !== "-");
   const likely = (label) => Number(label?.dataset.p ?? 0);
 
