@@ -50,7 +50,7 @@ def fidelity(data: str, model: str, images: int | None, folder: Path) -> dict[st
     labels = annotations.classes
     kept = np.stack([p.values for p in library.tag(labels, recognizer)])
     recognizer.set_vocabulary(labels)
-    fresh = np.stack([p.values for p in recognizer.predict([photos / name for name in names])])
+    fresh = np.stack([p.values for p in recognizer.predict([photos / name for name in names], strict=True)])
     truth = np.array([[label in annotations.records[i].labels for label in labels] for i in order])
     maps = {"fresh": mean_ap(fresh, truth), "library": mean_ap(kept, truth)}
     likely = fresh >= 0.1

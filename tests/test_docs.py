@@ -285,13 +285,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     sys.path.append(str(ROOT / "tests" / "modeling"))
     from tiny_models import tiny_ram
 
+    from ramatch.library import Library
     from ramatch.modeling.checkpoints.folder import save_ram
+    from ramatch.recognizer import Recognizer
 
-    folder = tmp_path_factory.mktemp("model")
+    folder, photos = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("photos")
     save_ram(tiny_ram(kind="dual"), folder, with_backbone=True)
+    shutil.copy(photo_paths()[0], photos)
+    with Library.open(photos / ".ramatch", create=True) as library:
+        library.update(photos, Recognizer.from_pretrained(folder, device="cpu"))
     environment = {k: v for k, v in os.environ.items() if k != "RAMATCH_API_KEY"}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT / "src"), *sys.path) if p)
     command = [sys.executable, "-m", "ramatch", "serve", "--model", str(folder), "--device", "cpu", "--port", "0"]
+    command += ["--index", str(photos)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stderr is not None

@@ -106,6 +106,39 @@ def test_one_image_or_many():
     assert far(many[0], many[1])
 
 
+def test_one_bad_image_does_not_cost_the_others(tmp_path):
+    recognizer = make(cache=0)
+    picture().save(tmp_path / "a.png")
+    (tmp_path / "bad.jpg").write_bytes(b"no picture")
+    images = [tmp_path / "bad.jpg", tmp_path / "a.png", picture(1), b"", tmp_path / "a.png"]
+    found = recognizer.predict(images, batch_size=2)
+    assert [bool(each) for each in found] == [False, True, True, False, True]
+    assert found[0].source == str(tmp_path / "bad.jpg")
+    assert "not a picture" in found[0].reason
+    same(found[2], recognizer.predict(picture(1)))
+    same(found[4], found[1])
+    assert [bool(each) for each in recognizer.predict(images[:1])] == [False]
+    for wrong in (lambda: recognizer.predict(images, strict=True), lambda: recognizer.predict(images[0])):
+        with pytest.raises(ImageError, match=r"bad\.jpg: not a picture"):
+            wrong()
+
+
+def test_what_it_shows_is_short():
+    recognizer = make(labels=None)
+    assert repr(recognizer) == "Recognizer(model on cpu: not calibrated, no vocabulary yet)"
+    recognizer.set_vocabulary(LABELS)
+    assert repr(recognizer) == "Recognizer(model on cpu: not calibrated, 5 labels)"
+    assert repr(recognizer.vocabulary) == "Vocabulary(5 labels: cat, dog, traffic light, …)"
+
+
+def test_everything_public_is_listed():
+    import ramatch
+
+    assert set(ramatch.__all__) <= set(dir(ramatch))
+    assert set(ramatch._HOMES) == set(ramatch.__all__) - {"__version__"}
+    assert all(getattr(ramatch, name) is not None for name in ramatch.__all__)
+
+
 def test_rectangular_input():
     ram = tiny_ram("ramatch")
     ram.backbone.preprocess = type(ram.backbone.preprocess)((32, 64))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from ramatch.errors import RamatchError
-from ramatch.prediction import Prediction
+from ramatch.prediction import Prediction, Unreadable, to_pandas
 
 LABELS = ("cat", "dog", "kite", "umbrella")
 
@@ -169,3 +171,78 @@ def test_a_result_shows_its_best_labels_in_one_line():
     assert shown.endswith(f"of {len(LABELS)} labels)")
     assert "\n" not in shown
     assert repr(prediction(source=None)).startswith("Prediction(image: ")
+
+
+def test_a_tag_is_short_and_an_unreadable_image_is_false():
+    found = prediction(trust=np.array([0.9, 0.1, 0.5, 0.8]), source="far/away/a.jpg")
+    assert repr(found.top(2)) == "[Tag(dog 0.90?), Tag(cat 0.50)]"
+    assert repr(found).startswith("Prediction(a.jpg: dog 0.90?, ")
+    assert "\x1b" not in repr(prediction(source="a\x1b[31m.jpg", labels=("\x1b[1m", "dog", "kite", "red")))
+    lost = Unreadable("far/b.jpg", "no such file")
+    assert repr(lost) == "Unreadable(b.jpg: no such file)"
+    assert list(filter(None, [found, lost])) == [found]
+    assert lost.to_dict() == {"image": "far/b.jpg", "error": "no such file"}
+
+
+def test_tables_for_pandas():
+    pytest.importorskip("pandas")
+    found = prediction()
+    table = found.to_pandas(top=2)
+    assert list(table.columns) == ["image", "label", "probability", "score", "calibrated", "familiarity"]
+    assert table[["label", "probability"]].values.tolist() == [["dog", 0.9], ["cat", 0.5]]
+    assert len(found.to_pandas()) == len(LABELS)
+    assert found.to_pandas(threshold=0.95).empty
+    both = to_pandas([found, Unreadable("b.jpg", "no such file"), prediction(source="c.jpg")], threshold=0.6)
+    assert both["image"].tolist() == ["a.jpg", "b.jpg", "c.jpg"]
+    assert both["error"].tolist()[1] == "no such file"
+    assert both["label"].isna().tolist() == [False, True, False]
+    assert "relative" in prediction(calibrated=False).to_pandas().columns
+    assert "probability" not in prediction(calibrated=False).to_pandas().columns
+    assert list(to_pandas([]).columns) == ["image", "label", "score", "calibrated", "familiarity"]
+
+
+def test_without_pandas_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(RamatchError, match=r"pip install 'ramatch\[pandas\]'"):
+        prediction().to_pandas()
+
+
+class Cells(HTMLParser):
+    """Tags and texts of a notebook's output."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.images: list[dict[str, str | None]] = []
+        self.names: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        if tag == "img":
+            self.images.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.texts += filter(None, [data.strip()])
+
+
+def test_a_notebook_shows_the_picture_and_bars(tmp_path):
+    Image.new("RGB", (900, 600), (90, 120, 60)).save(tmp_path / "a.png")
+    shown = Cells(prediction(source=str(tmp_path / "a.png"))._repr_html_())
+    [image] = shown.images
+    assert image["width"] == "224"
+    assert image["src"].startswith("data:image/jpeg;base64,")
+    assert shown.texts[:4] == ["a.png", "dog", "█" * 18, "0.90"]
+    assert str(tmp_path) not in prediction(source=str(tmp_path / "a.png"))._repr_html_(), "the folder stays private"
+    gone = Cells(prediction(source="gone.png", calibrated=False)._repr_html_())
+    assert gone.images == []
+    assert "not calibrated" in gone.texts[-1]
+    assert "dog" in gone.texts
+    assert Cells(prediction(source=None)._repr_html_()).texts[0] == "image"
+
+
+def test_hostile_names_stay_text_in_a_notebook():
+    evil = '"><script>alert(1)</script>'
+    shown = Cells(prediction(labels=(evil, "dog", "kite", "<b>"), source=evil + ".jpg")._repr_html_())
+    assert shown.names == {"table", "tr", "th", "td", "p"}
+    assert evil in shown.texts

@@ -19,6 +19,8 @@ _HOMES = {
     "Vocabulary": "recognizer",
     "Prediction": "prediction",
     "Tag": "prediction",
+    "Unreadable": "prediction",
+    "to_pandas": "prediction",
     "RamatchError": "errors",
     "RAMConfig": "config",
     "PRESETS": "config",
@@ -39,12 +41,14 @@ __all__ = [
     "RamatchError",
     "Recognizer",
     "Tag",
+    "Unreadable",
     "Vocabulary",
     "__version__",
     "evaluate_scores",
     "preset",
     "read_annotations",
     "solve_batch",
+    "to_pandas",
 ]
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ if TYPE_CHECKING:
     from .modeling.backbone import Backbone
     from .modeling.ram import RAM
     from .ot import solve_batch
-    from .prediction import Prediction, Tag
+    from .prediction import Prediction, Tag, Unreadable, to_pandas
     from .recognizer import Recognizer, Vocabulary
 
 
@@ -63,3 +67,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"ramatch.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'ramatch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

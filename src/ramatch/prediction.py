@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -14,8 +14,11 @@ from PIL import Image
 from .config import MAPS
 from .data.kinds import each_once
 from .data.lexicon import Lexicon
-from .errors import RamatchError
+from .errors import RamatchError, printable, require
 from .masks import FineScores, Masks
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 TRUSTED = 0.5  # from here on a label's probability is more than a guess
 RELATIVE = (
@@ -42,6 +45,30 @@ class Tag(NamedTuple):
         if not self.calibrated:
             raise RamatchError(RELATIVE)
         return self.value
+
+    def __repr__(self) -> str:
+        return f"Tag({self})"
+
+    def __str__(self) -> str:
+        return f"{printable(self.label)} {self.value:.2f}{'?' * (not self.trusted)}"
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands in a list of predictions for an image that could not be read, and is false, so that `filter(None, found)`
+    gives the predictions. source: the file's name; reason: what is wrong with it."""
+
+    source: str | None
+    reason: str
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return f"Unreadable({short_name(self.source)}: {self.reason})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"image": self.source, "error": self.reason}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +128,14 @@ class Prediction:
         return (np.ones(len(self.labels)) if self.trust is None else self.trust) >= (TRUSTED if self.calibrated else 2)
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{tag.label} {tag.value:.2f}{'?' * (not tag.trusted)}" for tag in self.top(3))
+        best = ", ".join(map(str, self.top(3)))
         kind = "" if self.calibrated else "; relative scores, not calibrated"
-        return f"Prediction({self.source or 'image'}: {best}, of {len(self.labels)} labels{kind})"
+        return f"Prediction({short_name(self.source)}: {best}, of {len(self.labels)} labels{kind})"
+
+    def _repr_html_(self) -> str:
+        from .viz.notebook import prediction_html
+
+        return prediction_html(self)
 
     def tags(self) -> list[Tag]:
         """All labels, best first; ties in the order of the vocabulary. With a lexicon, those that say something new."""
@@ -209,6 +241,10 @@ class Prediction:
             save(figure, path)
         return figure
 
+    def to_pandas(self, *, top: int | None = None, threshold: float | None = None) -> DataFrame:
+        """A table with a row for each label, best first; the choice and the columns are those of `to_dict`."""
+        return to_pandas([self], top=top, threshold=threshold)
+
     def to_dict(self, *, top: int | None = None, threshold: float | None = None, maps: bool = False) -> dict[str, Any]:
         """Plain data for JSON: the chosen labels, each with `probability` (`relative` if the model is not calibrated),
         `score`, `calibrated` (whether to trust its probability) and `familiarity`; their maps if asked for."""
@@ -237,3 +273,27 @@ class Prediction:
 
 def _resized(heat: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.clip(np.asarray(Image.fromarray(heat).resize(size, Image.Resampling.BICUBIC)), 0, 1)
+
+
+def to_pandas(
+    predictions: Iterable[Prediction | Unreadable], *, top: int | None = None, threshold: float | None = None
+) -> DataFrame:
+    """One table of many images, a row for each label of each (see `Prediction.to_dict`); an image that could not be
+    read has one row, with the reason as its `error`."""
+    pandas: Any = require("pandas", extra="pandas")
+    rows: list[dict[str, Any]] = []
+    columns = {"image": None, "label": None}
+    for found in predictions:
+        if isinstance(found, Unreadable):
+            rows.append(found.to_dict())
+        else:
+            columns["probability" if found.calibrated else "relative"] = None
+            entries = found.to_dict(top=top, threshold=threshold)["labels"]
+            rows += [{"image": found.source, **entry} for entry in entries]
+    names = [*columns, "score", "calibrated", "familiarity"]
+    return pandas.DataFrame(rows, columns=list(dict.fromkeys([*names, *(name for row in rows for name in row)])))
+
+
+def short_name(source: str | None) -> str:
+    """What to call an image in a line: its file's name, without the folder."""
+    return printable(Path(source).name) if source else "image"

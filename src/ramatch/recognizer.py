@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, TypedDict, cast, overload
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from .assets import GENERAL, photo_paths, vocabulary_names
 from .assets import vocabulary as bundled_vocabulary
 from .config import RAMConfig
 from .config import preset as named_preset
-from .data.images import full_size, load_image, name_of
+from .data.images import ImageError, full_size, load_image, name_of
 from .data.kinds import Sought, sought
 from .data.lexicon import Lexicon
 from .data.prefetch import Loaded, chunks, is_single, prefetch
@@ -37,8 +38,14 @@ from .modeling.matching import MATCHERS
 from .modeling.ram import RAM, Labels, Trunk
 from .modeling.remembered import REMEMBERED, remembered
 from .modeling.text import clean_labels
-from .prediction import TRUSTED, Prediction
+from .prediction import TRUSTED, Prediction, Unreadable
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+OneImage: TypeAlias = (
+    str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | BinaryIO
+)  # certainly not many
 PATIENCE = 4  # batches of one size before it gets a CUDA graph: one photo is tagged before that would be recorded
 
 
@@ -57,6 +64,21 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __repr__(self) -> str:
+        more = ", …" if len(self) > 3 else ""
+        return f"Vocabulary({len(self)} labels: {', '.join(self.names[:3])}{more})"
+
+
+class Options(TypedDict, total=False):
+    """What `Recognizer.predict` takes besides the images."""
+
+    vocabulary: Vocabulary | None
+    matcher: str | None
+    maps: bool
+    plan: bool
+    masks: bool
+    batch_size: int
 
 
 class Recognizer:
@@ -145,6 +167,11 @@ class Recognizer:
             write_json(Path(folder) / "calibration.json", self.calibrator.to_dict())
             write_hashes(folder)
 
+    def __repr__(self) -> str:
+        kind = "calibrated" if self.calibrated else "not calibrated"
+        labels = "no vocabulary yet" if self.vocabulary is None else f"{len(self.labels)} labels"
+        return f"Recognizer({self.name} on {self.device}: {kind}, {labels})"
+
     @property
     def device(self) -> torch.device:
         return self.ram.backbone.device
@@ -213,11 +240,21 @@ class Recognizer:
         return remembered(self.ram, names, templates)
 
     @overload
-    def predict(self, images: list | tuple, **options: Any) -> list[Prediction]: ...
+    def predict(  # type: ignore[overload-overlap]
+        self, images: OneImage, *, strict: bool = False, **options: Unpack[Options]
+    ) -> Prediction: ...
     @overload
-    def predict(self, images: Any, **options: Any) -> Any: ...
+    def predict(self, images: np.ndarray | Tensor, *, strict: bool = False, **options: Unpack[Options]) -> Any: ...
+    @overload
+    def predict(
+        self, images: Iterable[Any], *, strict: Literal[True], **options: Unpack[Options]
+    ) -> list[Prediction]: ...
+    @overload
+    def predict(
+        self, images: Iterable[Any], *, strict: bool = False, **options: Unpack[Options]
+    ) -> list[Prediction | Unreadable]: ...
 
-    def predict(  # type: ignore[misc]
+    def predict(
         self,
         images: Any,
         *,
@@ -227,12 +264,16 @@ class Recognizer:
         plan: bool = False,
         masks: bool = False,
         batch_size: int = 32,
+        strict: bool = False,
     ) -> Any:
         """One image → one `Prediction`; a list or other iterable → a list of them. Without any vocabulary, the built-in
         `general` one of some 4,000 words is used.
 
         Images may be paths, PIL images, arrays, tensors, bytes or file objects. `matcher` overrides the model's own;
         `maps` (or `plan`) keeps what heat maps and pictures need; `masks` also looks twice, for `Prediction.masks`.
+
+        An image that cannot be read is an `ImageError`; among several it has an `Unreadable` in its place, which is
+        false, and the others are answered. `strict`: there too it is an error.
 
         `Prediction.calibrated` says what one has. Calibrated: a probability for each label, whatever else was asked
         for; 0.5 means even odds. Not calibrated: relative scores, the mean of two softmaxes over the vocabulary as in
@@ -241,16 +282,26 @@ class Recognizer:
         if batch_size < 1:
             raise RamatchError(f"batch_size must be at least 1, got {batch_size}")
         vocabulary, single = self._checked(vocabulary, matcher), is_single(images)
-        out: list[Prediction] = []
-        for chunk in chunks([images] if single else images, batch_size):
+
+        def load(image: Any) -> tuple[Loaded, Image.Image | None] | Unreadable:
+            try:
+                picture = load_image(image, shrink=True)
+            except ImageError as error:
+                if single or strict:
+                    raise
+                return Unreadable(error.name, error.reason)
             # without masks no picture is held longer than it takes to resize it
-            pictures = [load_image(image, shrink=True) for image in chunk] if masks else None
-            if pictures is None:
-                loaded = [self.load(image) for image in chunk]
-            else:
-                loaded = [self._resized(*pair) for pair in zip(pictures, chunk, strict=True)]
+            return self._resized(picture, image), picture if masks else None
+
+        out: list[Prediction | Unreadable] = []
+        for chunk in chunks([images] if single else images, batch_size):
+            found = [load(image) for image in chunk]
+            read = [item for item in found if not isinstance(item, Unreadable)]
+            pictures = [picture for _, picture in read] if masks else None
             options: dict[str, Any] = {"maps": maps or plan, "pictures": pictures}
-            out += self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, **options)
+            loaded = [item for item, _ in read]
+            answers = iter(self.predict_loaded(loaded, vocabulary=vocabulary, matcher=matcher, **options))
+            out += [item if isinstance(item, Unreadable) else next(answers) for item in found]
         return out[0] if single else out
 
     def load(self, image: Any) -> Loaded:

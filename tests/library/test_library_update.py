@@ -39,6 +39,15 @@ def test_new_then_unchanged(library: Library, photos: Path, recognizer: Recogniz
     assert len(content(library)) == 8
 
 
+def test_a_library_says_what_it_holds(library: Library, photos: Path, recognizer: Recognizer) -> None:
+    assert repr(library) == f"Library({photos / '.ramatch'}: 0 photos, no model yet)"
+    library.update(photos, recognizer)
+    assert repr(library) == f"Library({photos / '.ramatch'}: 8 photos, model)"
+    with library:
+        pass
+    assert repr(library) == f"Library({photos / '.ramatch'}: closed)"
+
+
 def test_changed_file_is_encoded_again(library: Library, photos: Path, recognizer: Recognizer) -> None:
     library.update(photos, recognizer)
     before = content(library)

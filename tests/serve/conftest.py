@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
+
+for room in ("modeling", "cli"):  # tiny models and pictures
+    sys.path.insert(0, str(Path(__file__).parents[1] / room))
 
 _NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "httpx")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -50,3 +55,37 @@ def client_for() -> Iterator[Callable[..., TestClient]]:
 @pytest.fixture
 def client(client_for: Callable[..., TestClient]) -> TestClient:
     return client_for()
+
+
+@pytest.fixture(scope="module")  # no longer: while it runs, so does an event loop, and other tests start their own
+def browser() -> Iterator[Any]:
+    from serve_browser import chromium
+
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def site(browser: Any) -> Iterator[Any]:
+    from serve_browser import Site
+
+    site = Site()
+    yield site
+    site.stop()
+
+
+@pytest.fixture
+def page(browser: Any, site: Any) -> Iterator[Any]:
+    """The web page with its first example tagged; nothing may go wrong in it."""
+    from serve_browser import watch
+
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.set_default_timeout(8000)
+    trouble = watch(page)
+    page.goto(site.url)
+    page.wait_for_selector(".label")
+    yield page
+    assert trouble == []
+    context.close()

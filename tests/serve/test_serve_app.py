@@ -354,6 +354,8 @@ def test_openapi_describes_both_bodies_and_all_routes(client: TestClient) -> Non
         "/v1/segment",
         "/v1/vocabularies",
         "/v1/vocabularies/{name}",
+        "/v1/search",
+        "/v1/thumbnails/{photo}",
         "/v1/info",
         "/healthz",
         "/readyz",
@@ -367,6 +369,8 @@ def test_openapi_describes_both_bodies_and_all_routes(client: TestClient) -> Non
     text = json.dumps(spec)
     refs = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert refs <= set(spec["components"]["schemas"])  # every reference resolves
+    [q] = [p for p in spec["paths"]["/v1/search"]["get"]["parameters"] if p["name"] == "q"]
+    assert (q["in"], q["required"]) == ("query", True)
     assert "429" in spec["paths"]["/v1/tag"]["post"]["responses"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
@@ -222,3 +223,22 @@ def test_wrong_number_of_results_is_an_error_not_a_mix_up() -> None:
         await batcher.drain()
 
     asyncio.run(main())
+
+
+def test_work_of_who_has_left_is_not_in_the_log() -> None:
+    said: list[str] = []
+
+    async def scenario(model: Model, batcher: MicroBatcher) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["message"]))
+        first = await blocked(model, batcher)
+        gone = asyncio.create_task(batcher.submit_many("a", [2, 3], soon()))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        model.gate.set()
+        await first
+        del gone
+        gc.collect()
+
+    run(scenario)
+    assert said == []

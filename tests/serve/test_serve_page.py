@@ -4,77 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_browser import chromium, watch
-from serve_fakes import FakeRecognizer, picture
+from serve_browser import Site, until, watch
+from serve_fakes import picture
 
 from ramatch.assets import vocabulary
 from ramatch.config import GUESS
-from ramatch.serve.app import PAGE, create_app
-from ramatch.serve.settings import ServeSettings
+from ramatch.serve.app import PAGE
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
-
-
-class Site:
-    """A server in a thread."""
-
-    def __init__(self, **settings: Any) -> None:
-        import uvicorn
-
-        self.recognizer = FakeRecognizer()
-        app = create_app(self.recognizer, ServeSettings(**{"vocabulary": "everyday"} | settings))
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        while not (self.server.started and self.server.servers):
-            time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}/"
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def site(browser: Any) -> Iterator[Site]:
-    site = Site()
-    yield site
-    site.stop()
-
-
-@pytest.fixture
-def page(browser: Any, site: Site) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page = context.new_page()
-    page.set_default_timeout(8000)
-    trouble = watch(page)
-    page.goto(site.url)
-    page.wait_for_selector(".label")
-    yield page
-    assert trouble == []
-    context.close()
-
-
-def until(page: Any, expression: str) -> None:
-    """Wait for a condition in the page; wait_for_function would need eval, which the content policy forbids."""
-    end = time.monotonic() + 8
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, f"never true: {expression}"
-        page.wait_for_timeout(20)
 
 
 def names(page: Any) -> list[str]:
@@ -144,6 +85,7 @@ def test_hover_lights_the_map_and_leaving_puts_it_out(page: Any) -> None:
 
 
 def test_masks_have_sharp_edges(page: Any) -> None:
+    page.click("#advanced summary")
     with page.expect_response("**/v1/segment") as answered:
         page.check("#masks")
     masks = answered.value.json()["masks"]
@@ -160,7 +102,11 @@ def test_masks_have_sharp_edges(page: Any) -> None:
 
 
 def test_keyboard_alone(page: Any) -> None:
-    page.focus("#threshold")
+    page.focus("#advanced summary")
+    page.keyboard.press("Enter")
+    for _ in range(3):  # threshold, matcher and masks, under "Advanced"
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "masks"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "label"
     assert names(page)[0] in page.inner_text("#caption")
@@ -178,6 +124,7 @@ def test_keyboard_alone(page: Any) -> None:
 
 def test_threshold_moves_labels_between_the_groups(page: Any) -> None:
     before = page.locator(".label:not(.below)").count()
+    page.click("#advanced summary")
     page.locator("#threshold").fill("90")
     after = page.locator(".label:not(.below)").count()
     assert 0 < after < before
@@ -189,13 +136,17 @@ def test_threshold_moves_labels_between_the_groups(page: Any) -> None:
 
 
 def test_typed_labels_and_hostile_text(page: Any) -> None:
-    page.select_option("#vocabulary", ":typed")
-    assert page.inner_text("#count") == "Type some labels."
+    everything = page.inner_text("#count")
+    page.fill("#labels", " , ")
+    assert page.inner_text("#count") == everything  # no label yet: still the vocabulary
     page.fill("#labels", f"dog, {HOSTILE}\numbrella, dog")
     until(page, "document.querySelectorAll('.label').length === 3")
     assert sorted(names(page)) == sorted(["dog", "umbrella", HOSTILE])
     page.hover(".label >> nth=0")
     assert page.evaluate("window.hacked") is None
+    assert "not used" in page.inner_text("#vocabulary-tip")
+    page.fill("#labels", "")
+    until(page, f"document.getElementById('count').textContent.includes('of {len(vocabulary('everyday'))} ')")
 
 
 def test_own_picture_vocabulary_matcher_and_file_of_labels(page: Any, site: Site, tmp_path: Path) -> None:
@@ -204,24 +155,27 @@ def test_own_picture_vocabulary_matcher_and_file_of_labels(page: Any, site: Site
     until(page, "document.getElementById('code').textContent.includes('mine.png')")
     page.select_option("#vocabulary", "coco80")
     until(page, "document.getElementById('count').textContent.includes('of 80 labels')")
+    page.click("#advanced summary")
     with page.expect_response("**/v1/tag"):
         page.select_option("#matcher", "average")
     settled(page)
     assert site.recognizer.calls[-1]["matcher"] == "average"
-    (tmp_path / "labels.txt").write_text("# mine\nowl\nbat\n\nfox\n")
-    page.select_option("#vocabulary", ":file")
+    (tmp_path / "labels.txt").write_text("# mine\nowl\nbat\n\nfox, red\n")
     page.set_input_files("#labels-file", tmp_path / "labels.txt")
     until(page, "document.querySelectorAll('.label').length === 3")
-    assert set(names(page)) == {"owl", "bat", "fox"}
+    assert set(names(page)) == {"owl", "bat", "fox, red"}
     page.click("#tab-cli")
     assert "--labels-file labels.txt" in page.inner_text("#code")
     assert "--matcher average" in page.inner_text("#code")
+    page.locator("#labels").press_sequentially("\nelk")
+    until(page, "document.querySelectorAll('.label').length === 4")
+    assert "--labels 'owl,bat,\"fox, red\",elk'" in page.inner_text("#code")  # no longer what the file says
 
 
 def test_copy_json_and_calls(page: Any) -> None:
-    page.select_option("#vocabulary", ":typed")
     page.fill("#labels", "it's, dog")
     until(page, "document.querySelectorAll('.label').length === 2")
+    page.click("#advanced summary")
     page.locator("#threshold").fill("0")
     page.click("#copy")
     until(page, "document.getElementById('copy').textContent.startsWith('Copied')")
@@ -293,9 +247,17 @@ def test_problems_are_shown_with_what_to_do(browser: Any, site: Site, tmp_path: 
     page.click("#thumbs button >> nth=0")
     page.wait_for_selector("#problem", state="hidden")
     page.route("**/v1/tag", lambda route: route.abort())
+    page.click("#advanced summary")
     page.select_option("#matcher", "ot")
     page.wait_for_selector("#problem:not([hidden])")
     assert "does not answer" in page.inner_text("#problem")
+    assert page.locator(".label").count() == 0  # no answer of another question, or of another picture, stays
+    assert page.inner_text("#count") == "No answer."
+    assert page.inner_text("#code") == ""
+    page.unroute("**/v1/tag")
+    page.click("#again")
+    page.wait_for_selector(".label")
+    assert page.is_hidden("#problem")
     page.close()
 
 
@@ -317,8 +279,10 @@ def test_api_page_works_offline(browser: Any, site: Site) -> None:
     trouble = watch(page)
     page.goto(site.url + "docs")
     page.wait_for_selector("details")
-    assert page.locator("details").count() == 11
+    assert page.locator("details").count() == 13
     assert "multipart/form-data" in page.inner_text("main")
+    page.click("summary:has-text('/v1/search')")
+    assert "limit" in page.inner_text("details[open]:has-text('/v1/search')")
     assert trouble == []
     page.close()
 

@@ -17,7 +17,7 @@ from PIL import Image
 from ramatch.assets import photo_paths
 from ramatch.config import GUESS
 from ramatch.errors import RamatchError
-from ramatch.prediction import Prediction
+from ramatch.prediction import Prediction, Unreadable
 from ramatch.viz.report import write_report
 
 LABELS = ("cat", "dog", "tree", "<script>alert(1)</script>", "\"'&quot; onload=x", "日本語 🐈")
@@ -141,6 +141,12 @@ def test_generators_and_paths_work(tmp_path: Path) -> None:
     assert paths[1].name in text
     own = write_report(predictions(), None, tmp_path / "own.html").read_text(encoding="utf-8")
     assert own == text  # without images: the files that the predictions were made from
+
+
+def test_images_that_could_not_be_read_are_left_out(tmp_path: Path) -> None:
+    found = [predict("one.jpg"), Unreadable("two.jpg", "no such file"), predict("three.jpg")]
+    page = Reader(write_report(found, [image()] * 3, tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert [a["title"] for a in page.all("h2")] == ["one.jpg", "three.jpg"]
 
 
 def test_a_picture_that_is_gone_is_said_so(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 from ._shared import add_kinds, add_model, count, given, model_options, number
+from .library import HOME
 
 
 def add_verbs(verbs: Any) -> None:
@@ -27,6 +29,8 @@ def add_verbs(verbs: Any) -> None:
     add("--batch-size", dest="max_batch", type=count, metavar="N", help="most images in one pass")
     host = "name the server is called by; may be repeated"
     add("--allow-host", dest="allowed_hosts", action="append", metavar="NAME", help=host)
+    index = "a folder that `ramatch index` has looked at: it can be searched from the page and at /v1/search"
+    add("--index", metavar="DIR", help=index)
     add("--workers", type=count, metavar="N", help="processes, each with the model; one that dies is replaced")
     add("--access-log", metavar="F", help="one line of JSON a request, rotated; - for stderr")
     origin = "allow pages of this origin; may be repeated"
@@ -40,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = given(arguments, "queue_size", "max_batch", "allowed_hosts", "workers", "access_log", "cors_origins")
     if arguments.window_ms is not None:
         wanted["window_s"] = arguments.window_ms / 1000
+    if arguments.index is not None:
+        home = Path(arguments.index, HOME)
+        wanted["index"] = str(home if home.is_dir() else arguments.index)  # or where `--library` has put it
     if (key := os.environ.get("RAMATCH_API_KEY")) is not None:  # set but empty is a slip: refused, like any short one
         wanted["api_key"] = key
     options = model_options(arguments) | {"kinds": not arguments.no_kinds}

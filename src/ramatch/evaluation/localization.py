@@ -157,7 +157,7 @@ def localize(
     for start in range(0, len(chosen), batch_size):
         batch = chosen[start : start + batch_size]
         images = [record.load() for record, _ in batch]
-        predictions = recognizer.predict(images, maps=True, masks=kind == "fine", matcher=matcher)
+        predictions = recognizer.predict(images, maps=True, masks=kind == "fine", matcher=matcher, strict=True)
         for (record, boxes), image, prediction in zip(batch, images, predictions, strict=True):
             for label, corners in boxes.items():
                 truth = Truth(record.size or image.size, boxes=np.array(corners))

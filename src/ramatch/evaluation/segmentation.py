@@ -100,10 +100,11 @@ def segment(
     line = Progress(len(records), "segmenting", enabled=progress)
     for start in range(0, len(records), batch_size):
         batch = records[start : start + batch_size]
-        predictions = recognizer.predict([record.load() for record in batch], maps=kind != "fine", masks=kind == "fine")
+        pictures, fine = [record.load() for record in batch], kind == "fine"
+        predictions = recognizer.predict(pictures, maps=not fine, masks=fine, strict=True)
         for record, prediction in zip(batch, predictions, strict=True):
             truth = images.truth(record)
-            _add(ways, prediction if kind == "fine" else plain(prediction, kind), record.labels, truth)
+            _add(ways, prediction if fine else plain(prediction, kind), record.labels, truth)
         line.update(start + len(batch), force=start + len(batch) == len(records))
     line.clear()
     return SegmentationReport(ways, len(records))

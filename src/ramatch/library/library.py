@@ -87,6 +87,14 @@ class Library:
         self._view = None
         self.database.close()
 
+    def __repr__(self) -> str:
+        try:
+            count = self.database.execute("SELECT COUNT(*) FROM photos").fetchone()[0]
+            about = f"{count:,} photos, {read_meta(self.database).get('model', 'no model yet')}"
+        except sqlite3.ProgrammingError as error:
+            about = "closed" if "closed" in str(error) else "in use by another thread"
+        return f"Library({self.path}: {about})"
+
     def update(
         self, folder: str | Path, recognizer: Recognizer, *, batch_size: int = 16, progress: bool = False
     ) -> Update:
@@ -215,8 +223,12 @@ class Library:
                 yield replace(hit, calibrated=calibrated)
 
     def thumbnail(self, photo: int) -> bytes:
-        """A small WebP picture of a hit's photo."""
-        return self.database.execute("SELECT webp FROM thumbnails WHERE photo = ?", (photo,)).fetchone()[0]
+        """A small WebP picture of a hit's photo, which must still have a file."""
+        select = "SELECT webp FROM thumbnails WHERE photo = ? AND photo IN (SELECT photo FROM files)"
+        found = self.database.execute(select, (photo,)).fetchone()
+        if found is None:
+            raise RamatchError(f"{self.path} has no photo {photo}")
+        return found[0]
 
     def tag(self, labels: Sequence[str], recognizer: Recognizer) -> Iterator[Prediction]:
         """Every file's answer for every label, much as `Recognizer.predict` would give it, without opening a file."""

@@ -75,6 +75,7 @@ def create_app(recognizer: Any, settings: ServeSettings | None = None) -> FastAP
         app.add_exception_handler(kind, _answer_error)
     _add_tagging(app, service)
     _add_vocabularies(app, service)
+    _add_search(app, service)
     _add_operations(app, service)
     if settings.page:
         _add_page(app)
@@ -178,6 +179,41 @@ def _add_vocabularies(app: FastAPI, service: Service) -> None:
         return Response(status_code=204)
 
 
+def _add_search(app: FastAPI, service: Service) -> None:
+    fields = schema.SearchRequest.model_json_schema()
+    parameters = [
+        {"name": name, "in": "query", "required": name in fields["required"], "schema": field}
+        for name, field in fields["properties"].items()
+    ]
+
+    @app.get(
+        "/v1/search",
+        tags=["library"],
+        summary="Search the photo library",
+        responses=_answers(401, 404, 422, 429, 503, 504, ok=schema.SearchResponse),
+        openapi_extra={"parameters": parameters},
+    )
+    async def search(request: Request) -> Response:
+        """Photos of the folder that the server was started with (`--index`), by what is on them."""
+        if service.draining:
+            raise draining()
+        wanted = schema.parse(schema.SearchRequest, dict(request.query_params))
+        return JSONResponse(await _unless_gone(request, service.finder.search(wanted)))
+
+    @app.get(
+        "/v1/thumbnails/{photo}",
+        tags=["library"],
+        summary="A small picture of a photo in the library",
+        responses=_answers(401, 404, 429, 504),
+        response_class=Response,
+    )
+    async def thumbnail(photo: str) -> Response:
+        if not photo.isdecimal() or not photo.isascii():
+            raise ApiError("not_found", f"'{photo[:40]}' is not the number of a photo")
+        content = await service.finder.thumbnail(int(photo[:20]))
+        return Response(content, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
+
+
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/v1/info", tags=["server"], summary="Model, limits and vocabularies", responses=_answers(401))
     async def info() -> dict[str, Any]:
@@ -193,6 +229,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
             "default_vocabulary": service.default_labels()[0],
             "own_labels": list(service.own_labels),
             "vocabularies": [{"name": name, "size": len(named.get(name))} for name in named.names()],
+            "index": service.settings.index is not None,
             "limits": service.settings.limits(),
             "formats": limits.FORMATS,
             "photos": [path.name for path in assets.photo_paths()] if service.settings.page else [],

@@ -96,6 +96,7 @@ class MicroBatcher:
         self._jobs += jobs
         self._news.set()
         gathered = asyncio.gather(*(job.future for job in jobs))
+        gathered.add_done_callback(heard)
         try:
             return await asyncio.wait_for(gathered, max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError:
@@ -161,3 +162,9 @@ class MicroBatcher:
         for job, result in zip(jobs, results, strict=True):
             if not job.future.done():
                 job.future.set_result(result)
+
+
+def heard(done: asyncio.Future[Any]) -> None:
+    """For work whose client may leave before its end: asyncio would log an exception that nobody looks at."""
+    if not done.cancelled():
+        done.exception()

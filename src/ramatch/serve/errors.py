@@ -17,6 +17,7 @@ ERRORS = {
     "bad_api_key": (401, "send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"),
     "foreign_origin": (403, "start it with this origin among its CORS origins if they should"),
     "unknown_vocabulary": (404, "register it with PUT /v1/vocabularies/NAME, or see GET /v1/vocabularies"),
+    "no_index": (404, "start it with --index DIR, a folder that `ramatch index DIR` has looked at"),
     "not_found": (404, "see /docs for what there is"),
     "method_not_allowed": (405, "see /docs for what there is"),
     "upload_too_slow": (408, "send a smaller image or use a faster connection"),

@@ -47,6 +47,11 @@ def serve(
     settings = _for_host(settings or ServeSettings(), host)
     if settings.workers > 1 and recognizer is not None:
         raise RamatchError("several workers load the model themselves: name it instead of giving a recognizer")
+    if settings.index is not None:  # an error here, not in each worker
+        from ramatch.library import Library
+
+        with Library.open(settings.index):
+            pass
     listener = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{listener.getsockname()[1]}/"

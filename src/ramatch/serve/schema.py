@@ -57,6 +57,17 @@ class BatchRequest(TagOptions):
     images: list[ImageRequest] = Field(min_length=1)
 
 
+class SearchRequest(_Request):
+    """Which photos of the library to look for."""
+
+    q: str = Field(
+        max_length=1000, description='Words that are all there: dog beach; "hot dog" -person; hot dog, beach'
+    )
+    limit: int = Field(20, ge=1, le=200, description="At most this many photos")
+    threshold: float | None = Field(None, ge=0, le=1, description="Only photos with at least this probability")
+    sort: Literal["probability", "name", "date", "size"] = Field("probability", description="Order of those found")
+
+
 class VocabularyRequest(_Request):
     """The labels of a vocabulary."""
 
@@ -138,6 +149,30 @@ class SegmentResponse(TagResponse):
 
     masks: list[Mask]
     mask_size: tuple[int, int] = Field(description="Height and width that masks are measured in")
+
+
+class Hit(BaseModel):
+    """A photo that a search found."""
+
+    image: str = Field(description="Its path below the folder of the library")
+    probability: float | None = Field(None, description="Of the whole search; absent without calibration")
+    relative: float | None = Field(None, description="Only without calibration: how far it stands out from the others")
+    labels: list[dict[str, Any]] = Field(description="Each label of the search by itself")
+    date: float = Field(description="When it was taken, else of the file, in seconds since 1970")
+    size: int
+    width: int
+    height: int
+    thumbnail: str = Field(description="Address of a small WebP picture, relative to the server's root")
+
+
+class SearchResponse(BaseModel):
+    """Photos of the library that fit a search."""
+
+    wanted: list[str]
+    unwanted: list[str]
+    hits: list[Hit]
+    calibrated: bool
+    took_ms: float
 
 
 class ErrorBody(BaseModel):

@@ -20,11 +20,12 @@ from PIL import Image
 from ramatch.assets import GENERAL
 from ramatch.prediction import Prediction
 from ramatch.serve import limits
-from ramatch.serve.batcher import MicroBatcher
+from ramatch.serve.batcher import MicroBatcher, heard
 from ramatch.serve.errors import ApiError, draining
 from ramatch.serve.limits import Picture, Upload
 from ramatch.serve.metrics import Metrics
 from ramatch.serve.schema import TagOptions, check_labels
+from ramatch.serve.search import Finder
 from ramatch.serve.settings import ServeSettings
 from ramatch.serve.vocabularies import Labels, NamedVocabularies
 
@@ -60,6 +61,7 @@ class Service:
         self.hits = self.misses = 0
         self._encoding: WeakValueDictionary[Labels, asyncio.Lock] = WeakValueDictionary()
         self.batcher = MicroBatcher(self._predict, settings, self.metrics)
+        self.finder = Finder(recognizer, settings)
         self.active = 0  # requests that have arrived in full and are not yet answered
         self.buffered = 0  # bytes of their bodies
         self.ready = False
@@ -103,6 +105,7 @@ class Service:
         for pool in (self._decoders, self._encoder):
             pool.shutdown(wait=True, cancel_futures=True)
         self.named.close()
+        self.finder.close()
 
     # vocabularies
 
@@ -205,6 +208,7 @@ class Service:
         with self._place(seconds, len(uploads)):
             work = (self._in_thread(pool, self._decode, upload) for upload in uploads)
             ready = asyncio.gather(self._vocabulary(labels), *work)
+            ready.add_done_callback(heard)
             vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
             good = [picture for picture in pictures if isinstance(picture, Picture)]
             key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary, masks)

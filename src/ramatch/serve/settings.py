@@ -33,6 +33,8 @@ class ServeSettings(Settings):
     vocabulary: str = "general"  # used when a request names none
     cached_vocabularies: Count = 32  # encoded ones kept, least recently used dropped
     registered_vocabularies: Natural = 64
+    # photos to search
+    index: str | None = None  # the folder of a photo library's index; `ramatch index` fills it
     # who may come in
     api_key: str | None = None
     cors_origins: tuple[str, ...] = ()  # empty: CORS off

@@ -24,7 +24,7 @@ from ..config import GUESS
 from ..data.images import ImageError, load_image
 from ..errors import RamatchError
 from ..files import write_atomic
-from ..prediction import Prediction
+from ..prediction import Prediction, Unreadable
 
 RELATIVE = "Relative scores, which compare these labels: the model is not calibrated."
 _PACKAGE = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ _SHARED = _PACKAGE / "serve" / "page"  # the web page's colours, label list and 
 
 
 def write_report(
-    predictions: Iterable[Prediction],
+    predictions: Iterable[Prediction | Unreadable],
     images: Iterable[Any] | None,
     out_path: str | os.PathLike[str],
     *,
@@ -46,7 +46,8 @@ def write_report(
     """Write the page and return its path.
 
     predictions, images: as many of each, in the same order; images as `Recognizer.predict` takes them, or None for the
-        files that the predictions were made from. Both may be generators: one picture is held at a time.
+        files that the predictions were made from. Both may be generators: one picture is held at a time. Images that
+        could not be read are left out.
     top: labels listed per image. threshold: labels below it are shown faintly and are not found by the filter.
     maps: with region maps, for predictions made with maps=True.
     max_side: pictures are inlined as JPEG, no larger than this many pixels.
@@ -63,6 +64,8 @@ def write_report(
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(head)
             for prediction, image in _pairs(predictions, images):
+                if isinstance(prediction, Unreadable):
+                    continue
                 answer = prediction.to_dict(top=top, maps=maps and prediction.plan is not None)
                 name = html.escape(Path(prediction.source).name if prediction.source else "image", quote=True)
                 rows, columns = prediction.grid
@@ -83,7 +86,9 @@ def write_report(
     return path
 
 
-def _pairs(predictions: Iterable[Prediction], images: Iterable[Any] | None) -> Iterator[tuple[Prediction, Any]]:
+def _pairs(
+    predictions: Iterable[Prediction | Unreadable], images: Iterable[Any] | None
+) -> Iterator[tuple[Prediction | Unreadable, Any]]:
     if images is None:
         yield from ((prediction, prediction.source) for prediction in predictions)
         return

@@ -1,11 +1,12 @@
-// The HTML report: maps on hover, focus or tap; a filter by label; the most frequent labels as shortcuts.
+// The HTML report: maps on hover, focus or tap; a filter by labels and file names; orders; the most frequent labels as
+// shortcuts.
 "use strict";
 (function () {
   const $ = (id) => document.getElementById(id);
-  const cards = [...document.querySelectorAll(".card")].map((element) => {
-    const [rows, columns] = element.dataset.grid.split(" ").map(Number);
-    return { element, rows, columns, heat: element.querySelector(".heat"), canvas: element.querySelector("canvas"), held: null,
-      labels: [...element.querySelectorAll(".label")] };
+  const cards = [...document.querySelectorAll(".card")].map((element, place) => {
+    const [rows, columns] = element.dataset.grid.split(" ").map(Number), labels = [...element.querySelectorAll(".label")];
+    return { element, place, rows, columns, heat: element.querySelector(".heat"), canvas: element.querySelector("canvas"), held: null, wanted: null, matched: [],
+      name: element.querySelector("h2").textContent, labels, found: labels.filter((label) => !label.classList.contains("below")) };
   });
 
   function grid(card, label) {
@@ -43,34 +44,68 @@
     });
   }
 
-  // The filter looks at labels that count as found; an exact name wins over a part of one.
+  // Parts between commas must all fit: dog, beach, "a label, with a comma". Each is a label that counts as found; what is
+  // no label of any image is taken as a part of one, or of the file's name. With a minus before it, it must not fit.
+  const terms = () => ($("filter").value.toLowerCase().match(/("[^"]*"|[^,])+/g) || []).map((text) => text.replaceAll('"', "").trim()).filter((text) => text && text !== "-");
+  const likely = (label) => Number(label?.dataset.p ?? 0);
+
+  const named = (label) => label.dataset.label.toLowerCase(), known = new Set(cards.flatMap((card) => card.found.map(named)));
+  const labelFor = (card, term) => card.found.find((label) => (known.has(term) ? named(label) === term : named(label).includes(term)));
+  const fits = (card, term) => Boolean(labelFor(card, term)) || (!known.has(term) && card.name.toLowerCase().includes(term));
+
   function filter() {
-    const wanted = $("filter").value.trim().toLowerCase(), name = (label) => label.dataset.label.toLowerCase();
+    const all = terms(), without = all.filter((term) => term.startsWith("-")).map((term) => term.slice(1).trim()), wanted = all.filter((term) => !term.startsWith("-"));
     let shown = 0;
     for (const card of cards) {
-      const found = card.labels.filter((label) => !label.classList.contains("below"));
-      const match = wanted && (found.find((label) => name(label) === wanted) || found.find((label) => name(label).includes(wanted)));
-      card.wanted = match || null;
-      card.element.hidden = Boolean(wanted) && !match;
+      card.matched = wanted.map((term) => labelFor(card, term)).filter(Boolean);
+      card.wanted = card.matched[0] || null;
+      card.element.hidden = !wanted.every((term) => fits(card, term)) || without.some((term) => fits(card, term));
       if (!card.element.hidden) shown++;
       light(card, null);
     }
-    $("count").textContent = wanted ? `${shown} of ${cards.length} images` : `${cards.length} image${cards.length === 1 ? "" : "s"}`;
+    $("count").textContent = all.length ? `${shown} of ${cards.length} images` : `${cards.length} image${cards.length === 1 ? "" : "s"}`;
     $("nothing").hidden = shown > 0 || !cards.length;
-    for (const button of $("common").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.label.toLowerCase() === wanted));
+    for (const button of $("common").querySelectorAll("button")) button.setAttribute("aria-pressed", String(all.includes(button.dataset.label.toLowerCase())));
+    sort();
+  }
+
+  // How likely: all labels of the filter together; without a filter, the best label.
+  const together = (card) => (card.matched.length ? card.matched.reduce((product, label) => product * likely(label), 1) : terms().length ? 0 : likely(card.labels[0]));
+  const ORDERS = [
+    () => 0,
+    (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }),
+    (a, b) => together(b) - together(a),
+    (a, b) => b.found.length - a.found.length,
+    (a, b) => a.found.length - b.found.length,
+  ];
+
+  let order = cards;
+  function sort() {
+    const sorted = [...cards].sort((a, b) => ORDERS[$("sort").selectedIndex](a, b) || a.place - b.place);
+    if (sorted.every((card, i) => card === order[i])) return; // moving them would lose the focus
+    order = sorted;
+    $("cards").append(...sorted.map((card) => card.element));
+  }
+
+  // A shortcut adds its label to the filter, or takes it out again.
+  function toggle(label) {
+    const all = terms(), name = label.toLowerCase();
+    const left = all.includes(name) ? all.filter((term) => term !== name) : [...all, label];
+    $("filter").value = left.map((term) => (term.includes(",") ? `"${term}"` : term)).join(", ");
   }
 
   const counts = new Map();
-  for (const card of cards) for (const label of card.labels) if (!label.classList.contains("below")) counts.set(label.dataset.label, (counts.get(label.dataset.label) || 0) + 1);
+  for (const card of cards) for (const label of card.found) counts.set(label.dataset.label, (counts.get(label.dataset.label) || 0) + 1);
   const common = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).slice(0, 40);
   if (cards.length > 1) for (const [label, count] of common) {
     const item = document.createElement("li"), button = Object.assign(document.createElement("button"), { type: "button", textContent: `${label} ${count}` });
     button.dataset.label = label;
-    button.addEventListener("click", () => { $("filter").value = button.getAttribute("aria-pressed") === "true" ? "" : label; filter(); });
+    button.addEventListener("click", () => { toggle(label); filter(); });
     item.append(button);
     $("common").append(item);
   }
   $("filter").addEventListener("input", filter);
+  $("sort").addEventListener("change", sort);
   $("theme").addEventListener("click", toggleTheme);
   filter();
 })();

@@ -31,8 +31,9 @@ function example(verb, path, operation) {
   const url = location.origin + path, content = operation.requestBody?.content || {};
   if (path === "/v1/tag") return `curl ${url} -F image=@photo.jpg -F labels='dog, umbrella, kite' -F top=5`;
   if (path === "/v1/tag/batch") return `curl ${url} -F image=@one.jpg -F image=@two.jpg -F vocabulary=coco80 -F threshold=0.5`;
+  if (path === "/v1/search") return `curl ${url} -G --data-urlencode 'q=dog -person' -d limit=20`;
   if (content["text/plain"]) return `curl -X PUT ${url.replace("{name}", "pets")} -H 'Content-Type: text/plain' --data-binary @pets.txt`;
-  return `curl ${verb === "get" ? "" : `-X ${verb.toUpperCase()} `}${url.replace("{name}", "coco80")}`;
+  return `curl ${verb === "get" ? "" : `-X ${verb.toUpperCase()} `}${url.replace("{name}", "coco80").replace("{photo}", "1")}`;
 }
 
 function show(verb, path, operation, spec) {
@@ -41,6 +42,11 @@ function show(verb, path, operation, spec) {
   details.append(summary);
   if (operation.description) details.append(make("p", operation.description, "text"));
   details.append(make("pre", example(verb, path, operation)));
+  const parameters = operation.parameters || [];
+  if (parameters.length) {
+    const required = parameters.filter((each) => each.required).map((each) => each.name);
+    details.append(make("h4", "In the address"), fields({ required, properties: Object.fromEntries(parameters.map((each) => [each.name, each.schema])) }, spec));
+  }
   for (const [type, { schema }] of Object.entries(operation.requestBody?.content || {})) details.append(make("h4", `Body, ${type}`), fields(schema, spec));
   for (const [status, response] of Object.entries(operation.responses)) {
     const schema = response.content?.["application/json"]?.schema;

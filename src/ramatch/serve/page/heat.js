@@ -6,7 +6,8 @@
     [0.00, 8, 7, 26, 0.60], [0.20, 28, 10, 66, 0.54], [0.40, 120, 20, 130, 0.42], [0.60, 225, 45, 95, 0.36],
     [0.80, 252, 125, 30, 0.36], [1.00, 255, 200, 60, 0.38],
   ];
-  const STEPS = 8; // drawn points per grid cell; the browser smooths the rest
+  const STEPS = 8; // drawn points per grid cell, unless told; the browser smooths the rest
+  const SHADES = 512;
 
   function colour(value) {
     let i = 1;
@@ -27,14 +28,16 @@
     return out;
   }
 
-  function upsample(map) {
-    const wide = map.map((row) => spline(row, STEPS)), width = wide[0].length;
-    const tall = Array.from({ length: width }, (_, x) => spline(wide.map((row) => row[x]), STEPS));
+  function upsample(map, steps) {
+    const wide = map.map((row) => spline(row, steps)), width = wide[0].length;
+    const tall = Array.from({ length: width }, (_, x) => spline(wide.map((row) => row[x]), steps));
     return { width, height: tall[0].length, at: (x, y) => tall[x][y] };
   }
 
-  window.drawHeat = function (canvas, map) {
-    const smooth = upsample(map);
+  const shades = Array.from({ length: SHADES + 1 }, (_, i) => colour(i / SHADES));
+
+  window.drawHeat = function (canvas, map, steps = STEPS) {
+    const smooth = upsample(map, steps);
     let low = Infinity, high = -Infinity;
     for (let y = 0; y < smooth.height; y++) for (let x = 0; x < smooth.width; x++) {
       const v = smooth.at(x, y);
@@ -46,7 +49,8 @@
     const context = canvas.getContext("2d"), pixels = context.createImageData(smooth.width, smooth.height);
     const span = Math.max(high - low, 1e-6), flat = high - low < 1e-6;
     for (let y = 0, p = 0; y < smooth.height; y++) for (let x = 0; x < smooth.width; x++, p += 4) {
-      const [r, g, b, a] = colour(flat ? 0.5 : Math.pow((smooth.at(x, y) - low) / span, 0.8)); // a little more of the flanks
+      const v = flat ? 0.5 : Math.pow((smooth.at(x, y) - low) / span, 0.8); // a little more of the flanks
+      const [r, g, b, a] = shades[Math.round(v * SHADES)];
       pixels.data[p] = r; pixels.data[p + 1] = g; pixels.data[p + 2] = b; pixels.data[p + 3] = 255 * a;
     }
     context.putImageData(pixels, 0, 0);
