@@ -183,7 +183,8 @@ class TextTower(nn.Module):
     def __init__(self, c: TowerConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = nn.Embedding(c.vocab, c.width)
+        # drawn by a factory: nn.Embedding's own way, on the meta device, first loads torch's compiler for half a second
+        self.tokens = nn.Embedding.from_pretrained(torch.randn(c.vocab, c.width), freeze=False)
         self.positions = nn.Parameter(torch.zeros(c.context, c.width))
         self.types = nn.Parameter(torch.zeros(c.width)) if c.norm == "post" else None
         self.stem = nn.LayerNorm(c.width, eps=c.eps) if c.norm == "post" else nn.Identity()
