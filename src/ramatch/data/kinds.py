@@ -20,7 +20,7 @@ COMMON = 3  # how common a kind must be (see `Entry.common`): fewer words to loo
 COMMONEST = 4
 SHARE = 0.9  # of a kind in the joint log odds of the kind and of the label itself
 RARER = 2  # a label is general if people say its kinds this many times as often as itself: "animal", not "dog"
-CAUTION = 1.2  # of general labels: how many log odds each doubling (by e) of the answers costs
+CAUTION = 1.5  # of general labels: how many log odds each doubling (by e) of the answers costs
 EVEN = 0.5  # from this probability on, a thing is said to be there
 SPECIFIC = 0.9  # a kind is said instead of what stands above it if it is at least so probable as that
 
