@@ -60,6 +60,7 @@ def _overload(soak: Soak, server: Server) -> None:
     alone = asyncio.run(closed_loop(server.port, requests, 1, soak.size(8, 1)))
     most = soak.size(8, 1)
     rate = len(asyncio.run(closed_loop(server.port, requests, 16, most)).seconds) / most
+    asyncio.run(open_loop(server.port, requests, 2 * rate, most))  # what the largest batches take stays taken
     log = MemoryLog(server)
     begun = time.monotonic()
     loaded = asyncio.run(open_loop(server.port, requests, 2 * rate, seconds))
