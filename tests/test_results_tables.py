@@ -11,17 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.render_tables import PAGES
+
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "results").glob("*.csv"))
 SCRIPT = ROOT / "scripts" / "render_tables.py"
-PAGES = (
-    "README.md",
-    "docs/results.md",
-    "docs/performance.md",
-    "docs/training.md",
-    "docs/segmentation.md",
-    "src/ramatch/models/ramatch-mini/README.md",
-)
 
 
 def rows(file: Path) -> list[dict[str, str]]:

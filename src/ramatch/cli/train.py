@@ -259,10 +259,7 @@ def _localise(arguments: argparse.Namespace) -> int:
     options = pick(arguments, "split", "images_root", "matcher", "batch_size") | model_options(arguments)
     options |= {"kind": arguments.map or "similarity", "progress": sys.stderr.isatty()}
     report = localize(arguments.model, arguments.data, **options)
-    print(report.to_table())
-    if arguments.json:
-        write_json(arguments.json, report.result())
-    return 0
+    return _show(arguments, report.to_table(), report.result())
 
 
 def _segment(arguments: argparse.Namespace) -> int:
@@ -271,9 +268,13 @@ def _segment(arguments: argparse.Namespace) -> int:
     options = pick(arguments, "part", "batch_size") | model_options(arguments)
     options |= {"kind": arguments.map or "fine", "progress": sys.stderr.isatty()}
     report = segment(arguments.model, arguments.data, **options)
-    print(report.to_table())
+    return _show(arguments, report.to_table(), report.to_dict())
+
+
+def _show(arguments: argparse.Namespace, table: str, report: dict[str, Any]) -> int:
+    print(table)
     if arguments.json:
-        write_json(arguments.json, report.to_dict())
+        write_json(arguments.json, report)
     return 0
 
 
