@@ -23,6 +23,11 @@ MATCHERS = {
     "average": "Average",
     "reweight": "Re-weighting",
 }
+# The systems RAM is compared with, by the name of their module in `methods/`, with whose they are.
+METHODS = {
+    "ram": "Recover and Match (Tan et al., CVPR 2025)",
+    "clip": "zero-shot CLIP: the global feature alone (Radford et al., ICML 2021)",
+}
 LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
 SCORES = ("softmax", "cosine", "joint", "partial")
 PROMPTS = ("none", "deep", "coop", "dualcoop")
@@ -100,6 +105,11 @@ class RAMConfig(Settings):
         for template in self.templates:
             if template.count("{}") != 1:
                 raise RamatchError(f"template '{template}' must contain {{}} exactly once, where the label goes")
+
+    def frozen(self, layers: int) -> RAMConfig:
+        """The same without any learned part, for a tower of so many layers."""
+        counts = {name: min(getattr(self, name), layers) for name in ("adapted_layers", "saa_layers")}
+        return self.replace(tss=False, visual_prompts=0, prompts="none", **counts)
 
 
 _OURS = RAMConfig(tss_init="zero", tss_input="after", tss_share=0.7, max_weight=0.75, region_share=0.6, best_share=0.5)

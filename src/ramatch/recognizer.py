@@ -26,6 +26,7 @@ from .errors import RamatchError
 from .evaluation.calibration import Calibrator, Words
 from .files import read_json, write_json
 from .masks import FineScores
+from .methods import build_method
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
@@ -134,8 +135,10 @@ class Recognizer:
         A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and
         `image_size` set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it
         for models that say it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
-        `options`: `cache`, `fast` and `kinds`.
+        `options`: `cache`, `fast` and `kinds`; `method`: another system that a plain CLIP is used in (see
+        `ramatch.methods`).
         """
+        method = options.pop("method", None)
         device = pick_device(device)
         folder = bundled_model(str(name)) or Path(name).expanduser()
         if is_model_folder(folder / "model"):  # a training run
@@ -144,7 +147,7 @@ class Recognizer:
         if is_model_folder(folder):
             # a model may say that bf16 is fine for it; on CPUs that compute in it, it is twice as fast
             half = half or (read_json(folder / "config.json").get("cpu_dtype") == "bfloat16" and cpu_has_bfloat16())
-            ram = load_ram(folder, backbone=backbone, label_features=label_features)
+            ram = load_ram(folder, build=build_method, backbone=backbone, label_features=label_features)
             if (folder / "calibration.json").is_file():
                 calibrator = Calibrator.from_dict(read_json(folder / "calibration.json"))
         elif str(name) in BUNDLED:
@@ -152,7 +155,8 @@ class Recognizer:
         else:
             where = str(folder) if folder.exists() else str(name)
             own = Backbone.from_pretrained(where, image_size=image_size, label_features=label_features)
-            ram = RAM(own, zero_shot(named_preset(preset) if isinstance(preset, str) else preset, own))
+            config = named_preset(preset) if isinstance(preset, str) else preset
+            ram = build_method(own, config.frozen(own.vision.config.layers), {"name": method or "ram"})
         dtype = dtype or (torch.bfloat16 if half else torch.float32)
         ram.to(device)
         ram.backbone.to(dtype)
@@ -393,13 +397,6 @@ def predict_files(
     """Predictions of many files, in order (see `prefetch`). `options`: those of `Recognizer.predict_loaded`."""
     for batch in prefetch(paths, recognizer.load, batch_size, failed, progress):
         yield from recognizer.predict_loaded(batch, **options)
-
-
-def zero_shot(config: RAMConfig, backbone: Backbone) -> RAMConfig:
-    """Settings for a frozen model without any learned part."""
-    layers = backbone.vision.config.layers
-    counts = {name: min(getattr(config, name), layers) for name in ("adapted_layers", "saa_layers")}
-    return config.replace(tss=False, visual_prompts=0, prompts="none", **counts)
 
 
 def cpu_has_bfloat16() -> bool:

@@ -40,11 +40,13 @@ def test_a_vision_tower_alone_says_what_it_knows(client_for: Callable[..., TestC
 
     from ramatch.config import preset
     from ramatch.modeling.ram import RAM
-    from ramatch.recognizer import Recognizer, zero_shot
+    from ramatch.recognizer import Recognizer
 
     backbone = tiny_models.backbone(text=False)
     backbone.given_labels = dict(zip(("left", "right"), torch.eye(2, tiny_models.DIM), strict=True))
-    recognizer = Recognizer(RAM(backbone, zero_shot(preset("ramatch"), backbone)), name="blind to words")
+    recognizer = Recognizer(
+        RAM(backbone, preset("ramatch").frozen(backbone.vision.config.layers)), name="blind to words"
+    )
     recognizer.set_vocabulary(["left", "right"])
     client = client_for(recognizer)  # type: ignore[arg-type]
     image = {"image": photo_paths()[0].read_bytes()}

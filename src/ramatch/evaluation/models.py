@@ -253,13 +253,19 @@ def load_model(
     backbone: str | None = None,
     preset: str | RAMConfig = "ramatch",
     image_size: int | tuple[int, int] | None = None,
+    method: str | None = None,
     device: str | None = None,
     precision: str | None = None,
 ) -> Recognizer:
-    """A recognizer from a bundled name, a model folder, a run folder (its model/), or a plain CLIP, for which `preset`
-    and `image_size` are. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU."""
+    """A recognizer from a bundled name, a model folder, a run folder (its model/), or a plain CLIP, for which `preset`,
+    `image_size` and `method` are. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU."""
     if precision is not None and precision not in DTYPES:
         raise RamatchError(f"precision must be one of {', '.join(DTYPES)}, got '{precision}'")
     options: dict[str, Any] = {"label_features": label_features, "backbone": backbone}
-    options |= {"preset": preset, "image_size": image_size, "dtype": DTYPES[precision] if precision else None}
+    options |= {
+        "preset": preset,
+        "image_size": image_size,
+        "method": method,
+        "dtype": DTYPES[precision] if precision else None,
+    }
     return Recognizer.from_pretrained(model, device=device, **options)

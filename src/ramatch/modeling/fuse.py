@@ -24,7 +24,10 @@ CENTER = 128.0  # taken off uint8 pixels
 @torch.no_grad()
 def fuse(ram: RAM, dtype: torch.dtype | None = None) -> RAM:
     """A fused copy, with the tower in `dtype` (by default its own). Weights that need no folding are shared, not
-    copied, if the type is theirs. It has no text tower: labels are encoded by the original."""
+    copied, if the type is theirs. It has no text tower: labels are encoded by the original. A model that is RAM in its
+    interface only stays as it is."""
+    if not ram.foldable:
+        return ram
     own, device = ram.backbone, ram.backbone.device
     dtype = dtype or own.dtype
     fine = torch.float16 if device.type == "cuda" and dtype == torch.bfloat16 else dtype

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -221,6 +221,8 @@ class RegionSet(nn.Module):
 class RAM(nn.Module):
     """A frozen backbone and the few parts that learn: TSS and visual prompts, label prompts, two temperatures."""
 
+    foldable = True  # whether `fuse` knows how to fold it
+
     def __init__(self, backbone: Backbone, config: RAMConfig = PRESETS["ramatch"], *, fused: bool = False) -> None:
         """`fused`: the shape of a copy whose constants are folded into weights; `fuse` makes one."""
         super().__init__()
@@ -228,6 +230,7 @@ class RAM(nn.Module):
         self.background: tuple[str, ...] = ()  # always matched along with the vocabulary, outside training
         self.known: Known | None = None  # the words it learned with
         self.learned: Learned | None = None  # labels that its user taught it, outside training
+        self.method: dict[str, Any] | None = None  # name and settings, of a system that only has RAM's interface
         self.workspace_mb = 1024  # bound on what grows with the vocabulary, where nothing learns
         self.region_set = RegionSet(backbone, config, fused)
         self.label_set = LabelSet(backbone, config)
@@ -292,6 +295,11 @@ class RAM(nn.Module):
         features = F.normalize(features, dim=-1)
         return features @ labels.directions.T.to(features.dtype)
 
+    def features(self, trunk: Trunk, labels: Labels) -> tuple[Tensor, Tensor]:
+        """Global feature (B, D) and regions (B, M, D) in sight of the labels, not normalized."""
+        regions = self.region_set.regions(self.backbone, trunk, labels.tss, self.workspace_mb)
+        return self.backbone.pool(trunk.image, regions) if self.config.pooled == "adapted" else trunk.image, regions
+
     def recognize(
         self,
         trunk: Trunk,
@@ -309,8 +317,7 @@ class RAM(nn.Module):
         in memory at once; without `best` not even each label's best region is looked for, unless a score is made of it.
         """
         config = self.config if matcher is None else self.config.replace(matcher=matcher)
-        regions = self.region_set.regions(self.backbone, trunk, labels.tss, self.workspace_mb)
-        pooled = self.backbone.pool(trunk.image, regions) if config.pooled == "adapted" else trunk.image
+        pooled, regions = self.features(trunk, labels)
         n, mass, scale = len(labels), 1 / len(labels.unit), self.backbone.logit_scale
         image = self.similarity(pooled, labels).float()[:, :n]
         sim = found = None

@@ -12,6 +12,7 @@ from torch import nn
 from ..data.annotations import Annotations
 from ..data.splits import find_data, hold_out, read_split
 from ..errors import RamatchError
+from ..methods import build_method
 from ..modeling.backbone import Backbone
 from ..modeling.checkpoints.files import fill, read_tensors
 from ..modeling.checkpoints.folder import is_model_folder, load_adapters, model_folder
@@ -68,7 +69,7 @@ def build_ram(config: ModelConfig, device: torch.device, dtype: torch.dtype = to
     """RAM on `device`: the frozen backbone in the run's type, what learns in float32."""
     backbone = load_frozen(config.backbone, image_size=config.image_size, label_features=config.label_features)
     fingerprint = backbone.fingerprint()
-    ram = RAM(backbone, config.ram_config())
+    ram = build_method(backbone, config.ram_config(), {"name": config.method, "settings": config.settings})
     if config.init is not None:
         folder = model_folder(config.init)
         if folder is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from ..config import LOSSES, PRECISIONS, RAMConfig, preset
+from ..config import LOSSES, METHODS, PRECISIONS, RAMConfig, preset
 from ..data.augment import AugmentConfig
 from ..errors import RamatchError, require
 from ..evaluation.models import DTYPES
@@ -31,6 +31,8 @@ class ModelConfig(Settings):
     ram: dict[str, Any] = field(default_factory=dict)  # fields of RAMConfig that differ from the preset
     image_size: tuple[Count, Count] | None = None  # (height, width); None: the backbone's own
     label_features: str | None = None  # safetensors file, for a backbone without a text tower
+    method: Annotated[str, OneOf(tuple(METHODS))] = "ram"  # RAM, or a system it is compared with
+    settings: dict[str, Any] = field(default_factory=dict)  # of that system
     init: str | None = None  # bundled model, model or run folder whose adapters the run starts from
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def save_ram(ram: RAM, folder: str | Path, *, with_backbone: bool = False, weigh
         "backbone": {"name": own.name, "fingerprint": own.fingerprint(), "image_size": list(own.preprocess.size)},
         "ram": ram.config.to_dict(),
     }
+    if ram.method is not None:
+        config["method"] = ram.method
     if ram.background:
         config["background"] = list(ram.background)
     if own.given_labels:
@@ -102,10 +105,15 @@ def is_model_folder(folder: Path, kind: str = FORMAT) -> bool:
 
 
 def load_ram(
-    folder: str | Path, *, backbone: Backbone | str | None = None, label_features: str | Path | None = None
+    folder: str | Path,
+    *,
+    backbone: Backbone | str | None = None,
+    label_features: str | Path | None = None,
+    build: Callable[..., RAM] = RAM,
 ) -> RAM:
     """Read what `save_ram` wrote. The backbone comes from the folder itself, from `backbone`, or by its recorded name;
-    one with other weights is refused."""
+    one with other weights is refused. `build` makes a model of a backbone, settings and, where the folder names
+    another system than RAM, that `method`."""
     from .loading import load_backbone
 
     folder = Path(folder)
@@ -134,7 +142,8 @@ def load_ram(
     given = label_features or (folder / LABEL_FEATURES if wanted.get("given_labels") else None)
     if given is not None:
         own.set_label_features(given)
-    ram = RAM(own, RAMConfig.from_dict(config.get("ram")))
+    other = {"method": config["method"]} if config.get("method") else {}
+    ram = build(own, RAMConfig.from_dict(config.get("ram")), **other)
     load_adapters(ram, read_tensors(folder / "ram.safetensors"), str(folder))
     ram.background = tuple(map(str, expect(config.get("background", []), list, f"{folder}: 'background'")))
     ram.known = load_known(folder, own.dim)
