@@ -26,7 +26,7 @@ from .errors import RamatchError
 from .evaluation.calibration import Calibrator, Words
 from .files import read_json, write_json
 from .masks import FineScores
-from .methods import build_method
+from .methods import build_method, untrained
 from .modeling.backbone import Backbone
 from .modeling.cache import TrunkCache
 from .modeling.checkpoints.folder import is_model_folder, load_ram, save_ram
@@ -135,8 +135,8 @@ class Recognizer:
         A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and
         `image_size` set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it
         for models that say it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
-        `options`: `cache`, `fast` and `kinds`; `method`: another system that a plain CLIP is used in (see
-        `ramatch.methods`).
+        `options`: `cache`, `fast` and `kinds`; `method`: another system (see `ramatch.methods`) that a plain CLIP, or
+        the backbone in a model folder, is used in.
         """
         method = options.pop("method", None)
         device = pick_device(device)
@@ -144,19 +144,23 @@ class Recognizer:
         if is_model_folder(folder / "model"):  # a training run
             folder = folder / "model"
         calibrator, half = None, device.type == "cuda"
-        if is_model_folder(folder):
-            # a model may say that bf16 is fine for it; on CPUs that compute in it, it is twice as fast
-            half = half or (read_json(folder / "config.json").get("cpu_dtype") == "bfloat16" and cpu_has_bfloat16())
+        saved = read_json(folder / "config.json") if is_model_folder(folder) else {}
+        # a model may say that bf16 is fine for it; on CPUs that compute in it, it is twice as fast
+        half = half or (saved.get("cpu_dtype") == "bfloat16" and cpu_has_bfloat16())
+        if saved and method in (None, trained := (saved.get("method") or {}).get("name", "ram")):
             ram = load_ram(folder, build=build_method, backbone=backbone, label_features=label_features)
             if (folder / "calibration.json").is_file():
                 calibrator = Calibrator.from_dict(read_json(folder / "calibration.json"))
         elif str(name) in BUNDLED:
             raise RamatchError(f"the model '{name}' is missing from this installation; reinstall ramatch")
         else:
+            if saved and not (folder / "backbone" / "config.json").is_file():
+                raise RamatchError(f"{folder} is a trained '{trained}' without its backbone; for {method} name that")
             where = str(folder) if folder.exists() else str(name)
-            own = Backbone.from_pretrained(where, image_size=image_size, label_features=label_features)
             config = named_preset(preset) if isinstance(preset, str) else preset
-            ram = build_method(own, config.frozen(own.vision.config.layers), {"name": method or "ram"})
+            config, method = RAMConfig.from_dict(saved["ram"]) if saved else config, untrained(method or "ram")
+            own = Backbone.from_pretrained(where, image_size=image_size, label_features=label_features)
+            ram = build_method(own, config.frozen(own.vision.config.layers), {"name": method})
         dtype = dtype or (torch.bfloat16 if half else torch.float32)
         ram.to(device)
         ram.backbone.to(dtype)

@@ -21,7 +21,9 @@ from ramatch.train.config import (
 
 def test_every_benchmark_has_a_recipe_that_loads() -> None:
     recipes = list_recipes()
-    assert set(BENCHMARKS) | {"coco-ov-smoke", "coco-ov-clip", "coco-ov-reference", "own-data"} == set(recipes)
+    assert set(BENCHMARKS) | {"coco-ov-smoke", "coco-ov-clip", "coco-ov-reference", "own-data", "compared"} == set(
+        recipes
+    )
     for name, about in recipes.items():
         config = load_recipe(name)
         assert about, f"{name} does not say what it is"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..assets import GENERAL, vocabulary, vocabulary_names
-from ..config import MATCHERS
+from ..config import MATCHERS, METHODS
 from ..errors import RamatchError, printable
 from ..labels import parse_labels, read_labels
 
@@ -34,6 +34,11 @@ def add_parts(parser: Any) -> None:
     what = "safetensors with fixed label features (vision towers without a text tower)"
     parser.add_argument("--label-features", metavar="F", help=what)
     add_device(parser)
+
+
+def add_method(parser: Any, what: str = "on a plain CLIP, or the backbone in a model folder") -> None:
+    about = f"a system that RAM is compared with, {what}; `ramatch methods` lists them"
+    parser.add_argument("--method", choices=tuple(METHODS), metavar="NAME", help=about)
 
 
 def add_device(parser: Any) -> None:
@@ -89,8 +94,8 @@ def load_recognizer(arguments: argparse.Namespace, **options: Any) -> Recognizer
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `add_parts` asked for, as `Recognizer.from_pretrained` takes it."""
-    return pick(arguments, "device", "label_features", "backbone")
+    """What `add_parts` and `add_method` asked for, as `Recognizer.from_pretrained` takes it."""
+    return pick(arguments, "device", "label_features", "backbone", *(["method"] if "method" in arguments else []))
 
 
 def pick(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RamatchError
-from ._shared import add_labels, add_model, count, labels_of, load_recognizer, split
+from ._shared import add_labels, add_method, add_model, count, labels_of, load_recognizer, split
+
+SHOWN = "reweight,ot,kcot"
 
 
 def add_verbs(verbs: Any) -> None:
@@ -20,12 +22,13 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("image", metavar="IMAGE")
     add_labels(parser)
     add_model(parser)
+    add_method(parser)
     parser.add_argument("--out", metavar="F", help="PNG, SVG or PDF (default: IMAGE's name with -explained.png, here)")
     what = "labels known to be there: they are marked instead of the top ones"
     parser.add_argument("--truth", metavar="A,B", help=what)
     parser.add_argument("--top", type=count, default=8, metavar="K", help="labels with a map of their own (default: 8)")
-    what = "side by side; empty for none (default: %(default)s)"
-    parser.add_argument("--matchers", default="reweight,ot,kcot", metavar="A,B", help=what)
+    what = f"of RAM, side by side; empty for none (default: {SHOWN})"
+    parser.add_argument("--matchers", metavar="A,B", help=what)
     parser.set_defaults(run=run)
 
 
@@ -41,7 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     truth = split(arguments.truth) if arguments.truth else None
     recognizer.set_vocabulary(list(dict.fromkeys([*labels, *(truth or [])])))
     prediction = recognizer.predict(arguments.image, maps=True, masks=True)
-    matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in split(arguments.matchers)}
+    chosen = arguments.matchers
+    if chosen is None:  # a system that RAM is compared with has none
+        chosen = SHOWN if recognizer.ram.method is None else ""
+    matchers = {m: recognizer.predict(arguments.image, maps=True, matcher=m) for m in split(chosen)}
     out = Path(arguments.out or f"{Path(arguments.image).stem}-explained.png")
     shown = {"truth": truth, "top": arguments.top, "matchers": matchers, "title": Path(arguments.image).name}
     save(explanation(prediction, image, **shown), out)

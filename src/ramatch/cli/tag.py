@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..assets import GENERAL
 from ..config import GUESS
 from ..errors import RamatchError, printable
-from ._shared import add_labels, add_matcher, add_model, cleaning_up, count, labels_of, load_recognizer, seconds, share
+from ._shared import (
+    add_labels,
+    add_matcher,
+    add_method,
+    add_model,
+    cleaning_up,
+    count,
+    labels_of,
+    load_recognizer,
+    seconds,
+    share,
+)
 from .answers import FORMATS
 from .tagfile import Write, check_out, settings_of, write_answers
 from .tagwrite import Tagging, add_write, check_write, open_tagging, remove_tags
@@ -47,6 +58,7 @@ def add_verbs(verbs: Any) -> None:
     add("--every", type=seconds, metavar="T", help="of videos too, a frame every T (2s, 500ms, 1m)")
     add_labels(parser, "; by default a general vocabulary")
     add_model(parser)
+    add_method(parser)
     group = parser.add_argument_group("output")
     add = group.add_argument
     add("--top", type=count, metavar="K", help=f"at most K labels per image (default: {TOP} without --threshold)")

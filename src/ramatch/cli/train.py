@@ -1,4 +1,4 @@
-"""ramatch train, eval, calibrate, align, adapt, study, import-authors, convert: models made and measured."""
+"""ramatch train, methods, eval, calibrate, align, adapt, study, import-authors, convert: models made and measured."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ from ..errors import RamatchError
 from ..files import new_folder, write_json
 from ..labels import read_labels
 from ..settings import dotted_names, parse_overrides
-from ._shared import add_device, add_matcher, add_model, add_parts, count, given, model_options, pick
+from ._shared import add_device, add_matcher, add_method, add_model, add_parts, count, given, model_options, pick
 
 CHANGES = "name=value"
-OWN = "own-data"
+OWN, COMPARED = "own-data", "compared"
 
 
 def add_verbs(verbs: Any) -> None:
-    for add_verb in (_add_train, _add_eval, _add_calibrate, _add_align, _add_adapt, _add_folders, _add_study):
+    for add_verb in (
+        _add_train,
+        _add_methods,
+        _add_eval,
+        _add_calibrate,
+        _add_align,
+        _add_adapt,
+        _add_folders,
+        _add_study,
+    ):
         add_verb(verbs)
 
 
@@ -30,7 +39,7 @@ def _add_train(verbs: Any) -> None:
         "train",
         help="train RAM on your own data or a benchmark",
         description="Teach a trained model the labels of your images; or, by a recipe, train the adapters on a frozen "
-        "backbone. name=value changes any field.",
+        "backbone; or, by its name, a system that RAM is compared with. name=value changes any field.",
         epilog="examples: ramatch train --data mine.csv; ramatch train --recipe coco-ov --data data/coco-ov epochs=3",
     )
     add = parser.add_argument
@@ -39,6 +48,7 @@ def _add_train(verbs: Any) -> None:
     add("--model", metavar="M", help=f"backbone; with {OWN}: the model to start from (model.backbone)")
     add("--label-features", metavar="F", help="fixed label features (model.label_features)")
     add("--out", metavar="DIR", help="run folder (output)")
+    add_method(parser, f"by the recipe {COMPARED} unless told (model.method)")
     add_device(parser)
     what = "go on with --out, or else the last run in runs/, as it began; or from a file"
     add("--resume", metavar="auto|F", help=what)
@@ -46,10 +56,20 @@ def _add_train(verbs: Any) -> None:
     parser.set_defaults(run=run_train)
 
 
+def _add_methods(verbs: Any) -> None:
+    what = "list RAM and the systems it is compared with, and what each needs"
+    parser = verbs.add_parser("methods", help=what)
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="as JSON instead, to a file if one is named"
+    )
+    parser.set_defaults(run=run_methods)
+
+
 def _add_eval(verbs: Any) -> None:
     about = "Print a table like the paper's."
     parser = verbs.add_parser("eval", help="measure a model on test data", description=about)
     add_model(parser)
+    add_method(parser)
     _add_data(parser)
     add = parser.add_argument
     add("--protocol", choices=PROTOCOLS, default="gzsl")
@@ -211,6 +231,7 @@ def run_train(arguments: argparse.Namespace) -> int:
             print(f"{name:15s} {line}")
         return 0
     names = {"data": "data.path", "model": "model.backbone", "label_features": "model.label_features", "out": "output"}
+    names |= {"method": "model.method"}
     changes = given(arguments, *names, "device").items()
     overrides = [*(f"{names.get(name, name)}={value}" for name, value in changes), *arguments.overrides]
     recipe = arguments.recipe
@@ -218,7 +239,8 @@ def run_train(arguments: argparse.Namespace) -> int:
         recipe = unfinished(arguments.out)
     if recipe is None and not any(change.startswith("data.path=") for change in overrides):
         raise RamatchError("train on what? Give --data, your labelled images; or a --recipe ('list' shows them)")
-    config = load_recipe(recipe or OWN, overrides)
+    compared = any(change.startswith("model.method=") for change in overrides)
+    config = load_recipe(recipe or (COMPARED if compared else OWN), overrides)
     if isinstance(config, OwnConfig):
         print(train_own(config, resume=arguments.resume or False).to_table())
         print(f"\n{config.output}: ramatch tag photo.jpg --model {config.output}")
@@ -227,6 +249,23 @@ def run_train(arguments: argparse.Namespace) -> int:
     for name, report in result.reports.items():
         print(report.to_table(name=name))
     print(f"{result.folder}: {result.steps} steps in {result.seconds:.0f} s, {result.images_per_s:.0f} images/s")
+    return 0
+
+
+def run_methods(arguments: argparse.Namespace) -> int:
+    from ..methods import describe
+
+    rows = describe()
+    if arguments.json not in (None, "-"):
+        write_json(arguments.json, rows)
+    elif arguments.json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    else:
+        print(f"{'method':12s} {'trained':8s} {'looks at':16s} {'text tower':11s} what it is")
+        for row in rows:
+            trained, text = ("yes" if row[name] else "no" for name in ("training", "text_tower"))
+            print(f"{row['name']:12s} {trained:8s} {row['needs']:16s} {text:11s} {row['citation']}")
+        print("\ntext tower: no — given label features (--label-features) are enough")
     return 0
 
 

@@ -126,7 +126,8 @@ def calibrate(
     evidence = [collect_scores(ram, other, what="further images", **collecting).evidence for other in others]
     shown, fit, seen = _parts(ram, fit, test, notes, collecting)
     calibrator = _fitted(fit, evidence, path, notes)
-    before = np.clip(shown.features[..., :2].mean(-1), 0, 1)
+    before = shown.features[..., :2].mean(-1)
+    before = np.clip(before, 0, 1) if ram.method is None else 0.5 + 0.5 * np.tanh(before / 2)  # cosines, or logits
     after = calibrator(shown.features, shown.words)
     report = calibration_report(before, after, shown.targets, seen=seen, threshold=calibrator.threshold)
     with _place(folder, out, recognizer, model) as place:

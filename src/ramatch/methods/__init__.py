@@ -14,7 +14,7 @@ from ..modeling.ram import RAM
 from .base import Method
 from .clip import ZeroShotCLIP
 
-__all__ = ["METHODS", "Method", "build_method"]
+__all__ = ["METHODS", "Method", "build_method", "describe", "untrained"]
 
 METHODS: dict[str, type[Method]] = {
     "clip": ZeroShotCLIP,
@@ -27,7 +27,39 @@ def build_method(backbone: Backbone, config: RAMConfig, method: Mapping[str, Any
     name = "ram" if method is None else method.get("name")
     if name == "ram":
         return RAM(backbone, config)
+    kind = _known(name)
+    return kind(backbone, config, kind.settings_type.from_dict((method or {}).get("settings") or {}))
+
+
+def untrained(name: str) -> str:
+    """The name of a system that can be used as it is; an error for one that must learn, or see images, before."""
+    if name == "ram":
+        return name
+    kind = _known(name)
+    if kind.learns or kind.needs_images:
+        what = "learns" if kind.learns else "looks at unlabelled images"
+        raise RamatchError(
+            f"method '{name}' {what} before it is of use: `ramatch train --method {name} --data D --out RUN`, and then "
+            "give the run's folder as the model"
+        )
+    return name
+
+
+def describe() -> list[dict[str, Any]]:
+    """Of every system its name, whose it is, whether it is trained, what it looks at for that, and whether the labels'
+    features must come from a text tower."""
+    rows: list[dict[str, Any]] = [
+        {"name": "ram", "citation": NAMES["ram"], "training": True, "needs": "labelled images", "text_tower": False}
+    ]
+    for name, kind in METHODS.items():
+        alone = "images" if kind.needs_images else "sentences" if kind.learns else "nothing"
+        needs = "labelled images" if kind.learns and kind.needs_labels else alone
+        row = {"name": name, "citation": NAMES[name], "training": kind.learns, "needs": needs}
+        rows.append(row | {"text_tower": kind.needs_text})
+    return rows
+
+
+def _known(name: Any) -> type[Method]:
     if name not in METHODS:
         raise RamatchError(f"unknown method '{name}'; known: {', '.join(NAMES)}")
-    kind = METHODS[name]
-    return kind(backbone, config, kind.settings_type.from_dict((method or {}).get("settings") or {}))
+    return METHODS[name]

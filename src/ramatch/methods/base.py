@@ -55,7 +55,8 @@ class Method(RAM):
                 f"method '{self.name}' learns through a text tower, and '{backbone.name}' has none: given label "
                 "features are not enough for it; take a backbone with a text tower (`ramatch align` makes one)"
             )
-        super().__init__(backbone, self.configure(config, backbone.vision.config.layers))
+        # RAM's teacher looks past `trunk`, and guides a plan that there is none of
+        super().__init__(backbone, self.configure(config, backbone.vision.config.layers).replace(tkt=False))
         self.settings = settings
         self.method = {"name": self.name, "settings": settings.to_dict()}
         self.tau_global.requires_grad_(False)
@@ -78,7 +79,8 @@ class Method(RAM):
         raise RamatchError(f"method '{self.name}' is not trained: it has nothing to learn")
 
     def prepare(self, trunks: Iterable[Trunk], labels: Sequence[str]) -> None:
-        """Look at training images (without their labels) before anything else; what is kept must be in buffers."""
+        """Look at training images (without their labels) before anything else; what is kept must be in buffers, finite
+        and of sizes that settings alone decide. The trunks come in a random order, so who wants but some may stop."""
 
     # ------------------------------------------------------------------------------------------ RAM's interface
 

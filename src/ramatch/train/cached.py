@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data.sampler import ResumableSampler
-from ..modeling.ram import RAM, Output
+from ..modeling.ram import RAM, Output, Trunk
 from .config import CachedConfig
 from .distributed import World
 from .features import FeatureCache, Stem
@@ -39,6 +39,7 @@ class CachedTask(RAMTask):
         super().__init__(ram, labels, config.loss, config.dtype(ram.backbone.device))
         self.cache, self.targets = cache, targets.to(ram.backbone.device)
         self.config, self.annotated, self.focus = config, annotated, config.focus if annotated else 0.0
+        self.prepare()
         self.fixed = None
         if ram.label_set.mode == "none":  # nothing in the label set learns
             with torch.no_grad():
@@ -47,6 +48,13 @@ class CachedTask(RAMTask):
 
     def batches(self) -> Iterable[Batch]:
         return self.cache.batches(self.sampler)
+
+    def trunks(self) -> Iterator[Trunk]:
+        order = torch.randperm(len(self.cache), generator=torch.Generator().manual_seed(self.config.seed))
+        for rows in order.to(self.targets.device).split(128):
+            with self.autocast():  # not of what the system does with them
+                found = self.ram.trunk(self.cache.pick(0, rows))
+            yield found
 
     def forward(self, view: Tensor, rows: Tensor) -> Tensor:
         targets = self.targets[rows]
@@ -64,7 +72,10 @@ class CachedTask(RAMTask):
 
 
 def fit_cached(task: CachedTask, *, progress: bool = False) -> dict[str, Any]:
-    """Train the adapters on cached features; what there is to say of it."""
+    """Train the adapters on cached features, where there is anything that learns; what there is to say of it."""
+    tau = [task.ram.tau_global.item(), task.ram.tau_region.item()]
+    if not task.learns:
+        return {"seconds": 0.0, "images_per_second": 0, "loss": [], "tau": tau}
     seed_all(task.config)
     trainer = Trainer(task, task.config, World(task.ram.backbone.device), progress=progress)
     seconds, tau = trainer.fit(), [task.ram.tau_global.item(), task.ram.tau_region.item()]

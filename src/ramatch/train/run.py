@@ -1,4 +1,4 @@
-"""`ramatch train`: RAM on labelled images, in a folder that explains itself."""
+"""`ramatch train`: RAM, or a system it is compared with, on labelled images, in a folder that explains itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from ..data.splits import find_data
 from ..errors import RamatchError
 from ..evaluation.models import Scores, collect_scores, read_test
 from ..evaluation.protocol import Report
+from ..methods import METHODS
 from ..modeling.checkpoints.folder import load_adapters, save_ram
+from ..modeling.ram import Trunk
 from . import checkpoint
 from .assemble import build_ram, read_data
 from .config import TrainConfig
@@ -98,6 +100,20 @@ class LabelledTask(RAMTask):
                 pixels = augment(pixels, draws, config.augment, fill, size)
             yield pixels, self.targets[rows].to(self.device, non_blocking=True)
 
+    def trunks(self) -> Iterator[Trunk]:
+        data, batch = self.data.train, self.config.eval.batch_size
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(self.config.seed))
+        if (kept := self.pixels) is not None:
+            source = (kept[rows.to(self.device)] for rows in order.split(batch))
+        else:
+            dataset, workers = ImageDataset(data.records, self.ram.preprocess), self.config.data.workers
+            loader = ImageLoader(dataset, workers=workers, batch_size=batch, sampler=order.tolist())
+            source = (pixels for pixels, _ in loader)
+        for pixels in source:
+            with self.autocast():  # not of what the system does with them
+                found = self.ram.trunk(pixels.to(self.device))
+            yield found
+
     def identity(self) -> dict[str, str]:
         return {"backbone": self.ram.backbone.fingerprint(), "data": self.data.digest()}
 
@@ -117,11 +133,13 @@ class LabelledTask(RAMTask):
 def train(
     config: TrainConfig, *, resume: str | bool = False, images: ImageCache | None = None, progress: bool = True
 ) -> RunResult:
-    """Train RAM as `config` says, in the folder `config.output`.
+    """Train RAM (or `config.model.method`) as `config` says, in the folder `config.output`. A system without anything
+    that learns only looks at the images.
 
     resume: False (the folder must be new), "auto" (from the newest good checkpoint; from the start if there is none),
     or a checkpoint file. images: decoded pictures kept between runs, used with data.cache = device. Under torchrun
     every process calls this; the first one writes and gets the reports."""
+    _check_method(config.model.method)
     folder = RunFolder(config.output)
     with world(config.device) as here, Interrupt() as interrupt, folder.locked() if here.leader else nullcontext():
         begun = time.monotonic()
@@ -129,6 +147,10 @@ def train(
             state = folder.open(config, resume)
             seed_all(config)
             task = LabelledTask(config, here, images, progress and here.leader)
+            if state is None:  # else what it saw is in the state
+                task.prepare()
+            if not task.learns:
+                return _prepared(task, here, folder, begun)
             trainer = Trainer(task, config, here, folder=folder, interrupt=interrupt, progress=task.progress)
             _begin(trainer, task, folder, state)
             trainer.fit()
@@ -143,27 +165,52 @@ def train(
             raise RamatchError(checkpoint.describe(error, folder.checkpoints)) from error
 
 
+def _check_method(name: str) -> None:
+    kind = METHODS.get(name)
+    if kind is not None and not (kind.learns or kind.needs_images):
+        use = f"`ramatch eval --method {name} --model BACKBONE --data D`"
+        raise RamatchError(f"method '{name}' has nothing to train: it is used on a backbone as it is, {use}")
+
+
+def _prepared(task: LabelledTask, here: World, folder: RunFolder, begun: float) -> RunResult:
+    """A system that has seen the images and does not learn, as a model folder, and its evaluation."""
+    reports = {}
+    if here.leader:
+        _describe(task, here, folder, steps=0, trainable_parameters=0)
+        RunLog(folder.log, tensorboard=False).close()  # the folder holds a run from here on
+        reports = _evaluate_best(task, folder, Place())
+        folder.note(status="finished", best=None, seconds=round(time.monotonic() - begun, 1))
+    here.wait()
+    metric = task.config.eval.metric
+    return RunResult(folder.path, 0, metric, None, 0, "plain", reports, 0.0, time.monotonic() - begun)
+
+
+def _describe(task: LabelledTask, here: World, folder: RunFolder, **more: Any) -> None:
+    """Write what is known before the first step."""
+    data = task.data
+    facts = {"labels": len(data.seen), "images": len(data.train), "data": data.train.summary.headline()}
+    facts |= {"processes": here.size, "device": str(here.device), **more}
+    facts["backbone"] = {"name": task.ram.backbone.name, "fingerprint": task.ram.backbone.fingerprint()}
+    folder.begin(task.config, facts)
+    if data.validation is not None:
+        files.write_json(folder.path / "validation.json", [r.key for r in data.validation.records])
+
+
 def _begin(trainer: Trainer, task: LabelledTask, folder: RunFolder, state: dict[str, Any] | None) -> None:
-    """Go to where an earlier session stopped, and write what is known before the first step."""
+    """Go to where an earlier session stopped, and begin the folder and the log."""
     if state is not None:
         try:
             trainer.restore(state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             told = f"the checkpoint is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
             raise RamatchError(f"{told}: remove it, and --resume auto takes the one before") from None
-    config, here, data = task.config, trainer.here, task.data
-    headline, place = data.train.summary.headline(), trainer.place
+    here, place = trainer.here, trainer.place
     if here.leader:
-        facts = {"labels": len(data.seen), "images": len(data.train), "data": headline, "processes": here.size}
-        facts |= {"device": str(here.device), "steps": trainer.total}
-        facts["trainable_parameters"] = sum(p.numel() for p in trainer.step.parameters)
-        facts["backbone"] = {"name": task.ram.backbone.name, "fingerprint": task.ram.backbone.fingerprint()}
-        folder.begin(config, facts)
-        if data.validation is not None:
-            files.write_json(folder.path / "validation.json", [r.key for r in data.validation.records])
-        position = None if state is None else state["log"]
-        trainer.log = RunLog(folder.log, position=position, step=place.step, tensorboard=config.tensorboard)
-    told = f"{headline}\nrun folder {folder.path}, {trainer.total:,} steps on {here.device}"
+        count = sum(p.numel() for p in trainer.step.parameters)
+        _describe(task, here, folder, steps=trainer.total, trainable_parameters=count)
+        position, board = None if state is None else state["log"], task.config.tensorboard
+        trainer.log = RunLog(folder.log, position=position, step=place.step, tensorboard=board)
+    told = f"{task.data.train.summary.headline()}\nrun folder {folder.path}, {trainer.total:,} steps on {here.device}"
     trainer.line.message(told + (f", continuing at step {place.step:,}" if place.step else ""))
 
 

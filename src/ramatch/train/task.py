@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from ..data.augment import Normalize
 from ..data.sampler import ResumableSampler
 from ..errors import RamatchError
 from ..evaluation.protocol import Report
-from ..modeling.ram import RAM, Output
+from ..methods import Method
+from ..modeling.ram import RAM, Output, Trunk
 from .optim import Limit, Roles, trainable
 
 Batch = tuple[Tensor, ...]
@@ -70,7 +71,21 @@ class RAMTask(Task):
         super().__init__()
         self.ram, self.labels, self.kind, self.dtype, self.gather = ram, tuple(labels), loss, dtype, gather
         self.normalize = Normalize(ram.preprocess.mean, ram.preprocess.std).to(ram.backbone.device)
-        trainable(ram)
+        self.learns = not isinstance(ram, Method) or ram.learns
+        if self.learns:
+            trainable(ram)
+
+    def prepare(self) -> None:
+        """Show a system the training images that wants to see them before it learns."""
+        if isinstance(self.ram, Method) and self.ram.needs_images:
+            training = self.ram.training
+            with torch.no_grad():
+                self.ram.eval().prepare(self.trunks(), self.labels)
+            self.ram.train(training)
+
+    def trunks(self) -> Iterator[Trunk]:
+        """Of the training images, as they are, in a random order."""
+        raise NotImplementedError
 
     def autocast(self) -> torch.autocast:
         device = self.ram.backbone.device.type
