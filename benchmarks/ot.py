@@ -24,6 +24,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.measure import errors_in_words
 from ramatch.ot import has_kernels, match_scores, solve_batch
+from ramatch.ot._loops import Control
 
 GPU_SIZES = ((512, 196, 17), (512, 196, 65), (512, 196, 1006), (32, 196, 1006))
 CPU_SIZES = ((64, 196, 17), (64, 196, 65), (16, 196, 1006))
@@ -195,9 +196,9 @@ def tune_solver(device: torch.device, sizes: Sequence[tuple[int, int, int]] = GP
 def _time_way(module: ModuleType, cost: Tensor, a: Tensor, b: Tensor, way: dict[str, Any] | None) -> float:
     """Milliseconds of 40 iterations from costs to plans; infinite if the chip cannot hold the tile."""
     reg = torch.full(cost.shape[:1], EPS, device=cost.device)
-    options: dict[str, Any] = {"max_iter": 40, "tol": -1.0, "way": way}
+    given = (cost, reg, a, b, torch.ones_like(b), Control(40, 0.0, fixed=True))
     try:
-        return milliseconds(lambda: module.solve(cost, reg, a, b, torch.ones_like(b), **options), cost.device, 5)
+        return milliseconds(lambda: module.solve(*given, way=way), cost.device, 5)
     except Exception:  # Triton has its own errors for this, which differ between versions
         return float("inf")
 

@@ -43,7 +43,7 @@ GUESS = "take the number as a guess: ramatch hardly knows the word, or captions 
 
 # Settings that a trained model may be tested with in another way: they touch matching and scores, not what was learned.
 TEST_SETTINGS = (
-    *("matcher", "lambda1", "lpd", "tau_u", "max_iter", "stop", "tol"),
+    *("matcher", "cost", "relax", "lambda1", "lpd", "tau_u", "max_iter", "stop", "tol"),
     *("plan_scale", "max_weight", "score", "region_share", "best_share", "partial_share"),
 )
 
@@ -74,6 +74,8 @@ class RAMConfig(Settings):
     prompt_layers: Natural = 3
     # Match (Section 4.3)
     matcher: Annotated[str, OneOf(tuple(MATCHERS))] = "kcot"
+    cost: Annotated[str, OneOf(("softmax", "cosine"))] = "softmax"  # 1 − softmax over labels; 1 − cosine, × logit scale
+    relax: Positive | None = None  # KL weight of the regions' marginal, which then need not hold; None: it holds
     lambda1: Positive = 0.1
     lambda2: NotNegative = 0.05
     lpd: bool = True
@@ -98,6 +100,8 @@ class RAMConfig(Settings):
     def check(self) -> None:
         if self.mask_kernel % 2 == 0:
             raise RamatchError(f"setting 'mask_kernel' must be odd, got {self.mask_kernel}")
+        if self.stop == "scaling" and (self.relax is not None or self.cost != "softmax"):
+            raise RamatchError("stop 'scaling' is the authors' rule for cost 'softmax' and marginals that hold")
         if self.best_share and self.plan_scale == "one":
             raise RamatchError("best_share needs plan_scale 'labels': a plan as it is and a cosine are not of one size")
         if not self.templates:
@@ -118,7 +122,13 @@ PRESETS: dict[str, RAMConfig] = {
     "ramatch": _OURS,
     # for encoders of `ramatch align`: DINOv2's final patches are local already, and more tokens upset its attention
     "aligned": _OURS.replace(
-        region_share=0.7,
+        cost="cosine",  # what holds KCOT back otherwise, and by how much: `ramatch study kcot`
+        relax=1.0,
+        lambda1=1.0,
+        lambda2=0.3,
+        tau_u=0.1,
+        max_weight=0.0,
+        best_share=0.0,
         templates=("{}", "{}s"),
         saa_layers=0,
         visual_prompts=0,

@@ -191,3 +191,28 @@ def test_scaling_rule_stops_the_batch_together():
 def test_unknown_matcher():
     with pytest.raises(RamatchError, match=r"'matcher' must be one of kcot, ot.*, got 'hungarian'"):
         CONFIG.replace(matcher="hungarian")
+
+
+def test_relaxed_cosine_kcot_by_hand():
+    """Preset `aligned` with a teacher: the transport problem written out, in float64 and log domain."""
+    config = PRESETS["aligned"].replace(tol=1e-9, max_iter=2000)
+    sim, teacher, y = cosines(2, 12, 5), cosines(2, 12, 5, seed=1), targets_for(2, 5)
+    found = match(sim, SCALE, config, teacher, y).plan.double()
+    guide = (teacher.double() * SCALE).softmax(-1)
+    guide = torch.where(y[:, None] != 0, guide, guide.amin((1, 2), keepdim=True))
+    eps = config.lambda1 + config.lambda2
+    x = -((1 - sim.double()) * SCALE - config.lambda2 * guide.log()) / eps
+    log_u, log_v = (sim.double().amax(-1) / 0.1).log_softmax(-1), torch.full((2, 5), 1 / 5).double().log()
+    g = torch.zeros(2, 5).double()
+    for _ in range(500):
+        f = (log_u - (x + g[:, None]).logsumexp(-1)) * config.relax / (config.relax + eps)
+        g = log_v - (x + f[..., None]).logsumexp(1)
+    torch.testing.assert_close(found, (x + f[..., None] + g[:, None]).exp(), atol=1e-5, rtol=1e-3)
+    # the teacher moves it, and rows do not hold
+    assert (found - match(sim, SCALE, config).plan).abs().max() > 1e-3
+    assert (found.sum(2) - log_u.exp()).abs().max() > 1e-3
+
+
+def test_the_authors_stop_knows_no_relaxed_rows():
+    with pytest.raises(RamatchError, match="stop 'scaling'"):
+        preset("reference", relax=1.0)

@@ -116,9 +116,23 @@ def test_solver_kernel_equals_the_torch_loop(whole, late, monkeypatch):
                 assert torch.equal(res.converged, plain.converged)
 
 
-def test_a_negative_tolerance_runs_every_iteration():
+@pytest.mark.parametrize("relax", [0.3, 1.0, 8.0])
+@pytest.mark.parametrize(("n", "m"), [(6, 5), (40, 17), (200, 300)])
+def test_relaxed_rows(n, m, relax):
+    g = torch.Generator().manual_seed(n)
+    cost = (20 * torch.rand(3, n, m, generator=g)).to(DEVICE)
+    a = torch.rand(3, n, generator=g).softmax(1).to(DEVICE)
+    plain = solve_batch(cost.double(), 1.0, a.double(), relax=relax, tol=1e-5, check_every=1, method="exp")
+    problem = prepare(cost - cost.amin((1, 2), keepdim=True), 1.0, a, None, None)._replace(power=relax / (relax + 1))
+    found = solve_exp_kernel(problem, Control(max_iter=100, tol=1e-5))
+    torch.testing.assert_close(found.plan, plain.plan.float(), atol=2e-6, rtol=2e-3)
+    assert (found.n_iter - plain.n_iter).abs().max() <= 1
+    assert torch.equal(found.converged, plain.converged)
+
+
+def test_fixed_runs_every_iteration():
     cost, reg = torch.rand(2, 6, 16, device=DEVICE), torch.ones(2, device=DEVICE)
     a, b = torch.full((2, 6), 1 / 6, device=DEVICE), torch.full((2, 16), 1 / 16, device=DEVICE)
-    *_, n_iter, error = kernels.solve(cost, reg, a, b, torch.ones_like(b), max_iter=17, tol=-1.0)
+    *_, n_iter, error = kernels.solve(cost, reg, a, b, torch.ones_like(b), Control(17, 1.0, fixed=True))
     assert n_iter.tolist() == [17, 17]
     assert (error < 1e-5).all()

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from ..config import RAMConfig
 from ..errors import require
-from ..ot import match_scores, solve_batch
+from ..ot import bounded, match_scores, solve_batch
 from .types import Match
 
 TRANSPORT = ("kcot", "ot")  # matchers that solve a transport problem
 FLOOR = 1e-30  # smallest teacher assignment, so that its logarithm is finite
 
 
-def transport_cost(sim: Tensor, scale: float) -> Tensor:
-    """1 − softmax over labels of sim (B, M, N) · scale (Eq. 7)."""
-    return 1 - (sim * scale).softmax(-1)
+def transport_cost(sim: Tensor, scale: float, cost: str = "softmax") -> Tensor:
+    """1 − softmax over labels of sim (B, M, N) · scale (Eq. 7); or "cosine", (1 − sim) · scale, which tells apart also
+    what the softmax has rounded to nothing."""
+    return (1 - sim) * scale if cost == "cosine" else 1 - (sim * scale).softmax(-1)
 
 
 def presence(sim: Tensor, temperature: float) -> Tensor:
@@ -43,7 +44,10 @@ def _uniform(sim: Tensor) -> Tensor:
 
 
 def _transport(cost: Tensor, u: Tensor, eps: float, config: RAMConfig, cost_range: float = 1.0) -> Match:
-    found = solve_batch(cost, eps, u, max_iter=config.max_iter, tol=config.tol, stop=config.stop, cost_range=cost_range)
+    if config.cost == "cosine":
+        cost, cost_range = bounded(cost, eps, config.relax is not None)
+    rule = {"max_iter": config.max_iter, "tol": config.tol, "stop": config.stop, "relax": config.relax}
+    found = solve_batch(cost, eps, u, cost_range=cost_range, **rule)  # type: ignore[arg-type]
     return Match(found.plan, u, found.n_iter)
 
 
@@ -51,7 +55,7 @@ def kcot(
     sim: Tensor, scale: float, config: RAMConfig, teacher: Tensor | None = None, targets: Tensor | None = None
 ) -> Match:
     """Knowledge-constrained optimal transport (Eq. 6, 10–12): LPD for regions, with a teacher TKT in the cost."""
-    cost, eps, reach = transport_cost(sim, scale), config.lambda1, 1.0
+    cost, eps, reach = transport_cost(sim, scale, config.cost), config.lambda1, 1.0
     if config.tkt and teacher is not None and targets is not None:
         guide = teacher_plan(teacher, targets, scale, config)
         cost, eps = cost - config.lambda2 * guide.log(), config.lambda1 + config.lambda2
@@ -62,7 +66,7 @@ def kcot(
 
 def ot(sim: Tensor, scale: float, config: RAMConfig, *_: Tensor | None) -> Match:
     """Plain entropic transport between uniform marginals (Eq. 1)."""
-    return _transport(transport_cost(sim, scale), _uniform(sim), config.lambda1, config)
+    return _transport(transport_cost(sim, scale, config.cost), _uniform(sim), config.lambda1, config)
 
 
 def bipartite(sim: Tensor, scale: float, config: RAMConfig, *guide: Tensor | None) -> Match:
@@ -129,6 +133,8 @@ def scores_without_plan(
         "eps": config.lambda1,
         "max_iter": config.max_iter,
         "tol": config.tol,
+        "cost": config.cost,
+        "relax": config.relax,
         "workspace_mb": workspace_mb,
     }
     if not best:

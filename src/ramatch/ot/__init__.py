@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramatch.ot._loops import has_kernels
-from ramatch.ot.fused import MatchScores, match_scores
+from ramatch.ot.fused import MatchScores, bounded, match_scores
 from ramatch.ot.solver import OTResult, solve_batch
 
-__all__ = ["MatchScores", "OTResult", "has_kernels", "match_scores", "solve_batch"]
+__all__ = ["MatchScores", "OTResult", "bounded", "has_kernels", "match_scores", "solve_batch"]

@@ -16,13 +16,15 @@ CPU_BLOCK_BYTES = 1 << 22  # problems iterated together on a CPU: what stays in 
 
 
 class Problem(NamedTuple):
-    """B problems in one dtype: cost (B, n, m), reg (B, 1), a (B, n), b (B, m), start (B, m) or None."""
+    """B problems in one dtype: cost (B, n, m), reg (B, 1), a (B, n), b (B, m), start (B, m) or None; power: of a row's
+    update, below 1 where the rows' weights are relaxed."""
 
     cost: Tensor
     reg: Tensor
     a: Tensor
     b: Tensor
     start: Tensor | None
+    power: float = 1.0
 
 
 class Solution(NamedTuple):
@@ -134,14 +136,32 @@ def put_back(u: Tensor, v: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor
     return (u, v) if shift is None else (u - shift, v + shift)
 
 
+def row_shift(problem: Problem) -> Tensor:
+    """What may be taken off each row's costs (B, n): its smallest; nothing where rows need not hold."""
+    return problem.cost.amin(2) if problem.power == 1 else torch.zeros_like(problem.a)
+
+
+def row_update(problem: Problem, sums: Tensor) -> Tensor:
+    """Row scalings for the kernel's row sums under the column scalings."""
+    r = problem.a / sums.clamp_min(TINY[sums.dtype])
+    return r if problem.power == 1 else r.pow_(problem.power)
+
+
+def marginal_error(problem: Problem, r: Tensor, sums: Tensor) -> Tensor:
+    """(B,) mass by which the plan's rows differ from what they should have: `a`; relaxed, from the next update's."""
+    wanted = problem.a if problem.power == 1 else row_update(problem, sums) * sums
+    return (r * sums - wanted).abs().sum(1)
+
+
 def iterate(
     K: Tensor, problem: Problem, c: Tensor, control: Control, error: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tracker:
-    """r = a / K c, c = b / K^T r (Eq. 12) from column scalings c, until `error` of (r, the r before, K c) is small."""
+    """r = (a / K c)^power, c = b / K^T r (Eq. 12) from column scalings c, until `error` of (r, the r before, K c) is
+    small."""
     tiny, r, sums = TINY[K.dtype], torch.ones_like(problem.a), row_sums(K, c)
     state = Tracker(r, c, control)
     for iteration in range(1, control.max_iter + 1):
-        before, r = r, problem.a / sums.clamp_min(tiny)
+        before, r = r, row_update(problem, sums)
         c = problem.b / column_sums(K, r).clamp_min_(tiny)
         sums = row_sums(K, c)  # also the present plan's row marginal: a test needs no extra pass
         if control.tests(iteration) and state.finished(r, c, error(r, before, sums), iteration):
@@ -158,11 +178,11 @@ def solve_exp(problem: Problem, control: Control) -> Solution:
             return solve_exp_kernel(problem, control)
 
     def block(part: Problem, out: Tensor | None) -> Solution:
-        low = part.cost.amin(2)
+        low = row_shift(part)
         K = torch.sub(low.unsqueeze(2), part.cost, out=out).div_(part.reg.unsqueeze(2)).exp_()
         c, shift = start_scaling(part)
         # of the sums as they are: where K has underflowed, clamped ones would pretend that all is well
-        state = iterate(K, part, c, control, lambda r, _, sums: (r * sums - part.a).abs().sum(1))
+        state = iterate(K, part, c, control, lambda r, _, sums: marginal_error(part, r, sums))
         u, v = put_back(safe_log(state.x) + low / part.reg, safe_log(state.y), shift)
         plan = K.mul_(state.x.unsqueeze(2)).mul_(state.y.unsqueeze(1))
         return Solution(plan, u, v, state.n_iter, state.error, state.done)
@@ -175,12 +195,9 @@ def solve_exp_kernel(problem: Problem, control: Control) -> Solution:
     from ramatch.ot import _sinkhorn_triton
 
     start, shift = start_scaling(problem)
-    inputs = (problem.cost, problem.reg.reshape(-1), problem.a, problem.b, start)
-    tol = -1.0 if control.fixed else control.tol
+    cost, reg, a, b, c = (t.contiguous() for t in (problem.cost, problem.reg.reshape(-1), problem.a, problem.b, start))
     with torch.cuda.device_of(problem.cost):
-        plan, u, v, n_iter, error = _sinkhorn_triton.solve(
-            *(t.contiguous() for t in inputs), max_iter=control.max_iter, tol=tol
-        )
+        plan, u, v, n_iter, error = _sinkhorn_triton.solve(cost, reg, a, b, c, control, power=problem.power)
     return Solution(plan, *put_back(u, v, shift), n_iter, error, error < control.tol)
 
 
@@ -195,7 +212,7 @@ def solve_log(problem: Problem, control: Control) -> Solution:
 
     def block(part: Problem, out: Tensor | None) -> Solution:
         reg, cost, a = part.reg.to(wide), part.cost.to(wide), part.a.to(wide)
-        low = cost.amin(2)
+        low = row_shift(part).to(wide)
         x = (low.unsqueeze(2) - cost).div_(reg.unsqueeze(2))
         log_a, log_b = safe_log(a), safe_log(part.b.to(wide))
         start = torch.zeros_like(log_b) if part.start is None else part.start.to(wide)
@@ -203,14 +220,16 @@ def solve_log(problem: Problem, control: Control) -> Solution:
         v = start - shift
         state, lse = Tracker(torch.zeros_like(log_a), v, control), torch.logsumexp(x + v.unsqueeze(1), 2)
         for iteration in range(1, control.max_iter + 1):
-            u = log_a - lse
+            u = (log_a - lse) * part.power
             v = log_b - torch.logsumexp(x + u.unsqueeze(2), 1)
             lse = torch.logsumexp(x + v.unsqueeze(1), 2)
-            if control.tests(iteration) and state.finished(u, v, ((u + lse).exp() - a).abs().sum(1), iteration):
+            wanted = a if part.power == 1 else ((log_a - lse) * part.power + lse).exp()
+            if control.tests(iteration) and state.finished(u, v, ((u + lse).exp() - wanted).abs().sum(1), iteration):
                 break
         plan = x.add_(state.x.unsqueeze(2)).add_(state.y.unsqueeze(1)).exp_()
         # Where cost / reg has used up the digits, the plan's sums are not those of the potentials.
-        gaps = torch.stack([(plan.sum(2) - a).abs().sum(1), (plan.sum(1) - part.b).abs().sum(1)]).amax(0)
+        wanted = a if part.power == 1 else plan.sum(2)
+        gaps = torch.stack([(plan.sum(2) - wanted).abs().sum(1), (plan.sum(1) - part.b).abs().sum(1)]).amax(0)
         done = state.done & (gaps < 1.001 * control.tol + 1e-9)
         plan = plan.to(dtype) if out is None else out.copy_(plan)
         u, v = put_back(state.x + low / reg, state.y, shift)
@@ -254,6 +273,6 @@ def _in_blocks(problem: Problem, block: Callable[[Problem, Tensor | None], Solut
     parts = []
     for rows in (slice(start, start + size) for start in range(0, len(cost), size)):
         start = None if problem.start is None else problem.start[rows]
-        part = Problem(cost[rows], problem.reg[rows], problem.a[rows], problem.b[rows], start)
+        part = Problem(cost[rows], problem.reg[rows], problem.a[rows], problem.b[rows], start, problem.power)
         parts.append(block(part, plan[rows])[1:])
     return Solution(plan, *map(torch.cat, zip(*parts, strict=True)))

@@ -22,6 +22,17 @@ LATE_COLUMNS = 128  # up to which columns are summed over threads once per itera
 
 
 @triton.jit
+def _update(a, sums, power, RELAXED: tl.constexpr):
+    """Row scalings of weights a for row sums of K c, and what the plan's rows should hold then."""
+    r = a / tl.maximum(sums, TINY)
+    wanted = a
+    if RELAXED:
+        r = tl.exp(power * tl.log(tl.maximum(r, TINY)))
+        wanted = r * sums
+    return r, wanted
+
+
+@triton.jit
 def _iterate(
     K_ptr,  # (M, width) this program's K
     a_ptr,  # (M,)
@@ -32,6 +43,8 @@ def _iterate(
     width,
     tol,
     max_iter,
+    power,
+    RELAXED: tl.constexpr,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     STAGES: tl.constexpr,
@@ -58,9 +71,9 @@ def _iterate(
             k = tl.load(K_ptr + rows[:, None] * width + cols[None, :], mask=inside, other=0.0).to(tl.float32)
             a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
             sums = tl.sum(k * c[None, :], axis=1)
+            r, wanted = _update(a, sums, power, RELAXED)
             # Row sums of the plan that the last iteration left.
-            errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - a)
-            r = a / tl.maximum(sums, TINY)
+            errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - wanted)
             tl.store(here + rows, r, mask=in_m)
             if LATE:
                 tile_sums += k * r[:, None]
@@ -84,11 +97,13 @@ def _log(x):
 
 
 @triton.jit
-def _gibbs(cost_ptr, rows, cols, M, N, inv_reg):
-    """Of a tile: K, zero outside, and what was taken off its rows' costs, the smallest of each."""
+def _gibbs(cost_ptr, rows, cols, M, N, inv_reg, RELAXED: tl.constexpr):
+    """Of a tile: K, zero outside, and what was taken off its rows' costs, the smallest of each (see `row_shift`)."""
     inside = (rows < M)[:, None] & (cols < N)[None, :]
     x = tl.load(cost_ptr + rows[:, None] * N + cols[None, :], mask=inside, other=float("inf"))
     low = tl.where(rows < M, tl.min(x, axis=1), 0.0)
+    if RELAXED:
+        low = tl.zeros_like(low)
     return tl.exp((low[:, None] - x) * inv_reg), low
 
 
@@ -108,6 +123,8 @@ def _registers_kernel(
     N,
     tol,
     max_iter,
+    power,
+    RELAXED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -116,20 +133,22 @@ def _registers_kernel(
     rows, cols = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     in_m, in_n = rows < M, cols < N
     inv_reg = 1.0 / tl.load(reg_ptr + pid)
-    k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg)
+    k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg, RELAXED)
     a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
     sums = tl.sum(k * c[None, :], axis=1)
     r = a
+    next_r, wanted = _update(a, sums, power, RELAXED)
     error = 0.0
     iteration = 0
     running = 1
     while running == 1:
-        r = a / tl.maximum(sums, TINY)
+        r = next_r
         c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), TINY)
         sums = tl.sum(k * c[None, :], axis=1)
-        error = tl.sum(tl.abs(r * sums - a), axis=0)
+        next_r, wanted = _update(a, sums, power, RELAXED)
+        error = tl.sum(tl.abs(r * sums - wanted), axis=0)
         iteration += 1
         running = tl.where((error < tol) | (iteration == max_iter), 0, 1)
     plan_ptr += pid * M * N + rows[:, None] * N + cols[None, :]
@@ -159,6 +178,8 @@ def _memory_kernel(
     width,
     tol,
     max_iter,
+    power,
+    RELAXED: tl.constexpr,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -178,15 +199,18 @@ def _memory_kernel(
     for start in range(0, M, BLOCK_M):  # the first iteration makes K
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
-        k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg)
+        k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg, RELAXED)
         tl.store(K_ptr + rows[:, None] * width + cols[None, :], k, mask=in_m[:, None] & (cols < width)[None, :])
-        r = tl.load(a_ptr + rows, mask=in_m, other=0.0) / tl.maximum(tl.sum(k * c[None, :], axis=1), TINY)
+        a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
+        r, _ = _update(a, tl.sum(k * c[None, :], axis=1), power, RELAXED)
         tl.store(work_ptr + M + rows, r, mask=in_m)
         tl.store(work_ptr + 2 * M + rows, low * inv_reg, mask=in_m)
         column_sums += tl.sum(k * r[:, None], axis=0)
     c = weight / tl.maximum(column_sums, TINY)
     tl.debug_barrier()  # what one thread wrote others of this program read
-    c, iteration, error = _iterate(K_ptr, a_ptr, work_ptr, c, weight, M, width, tol, max_iter, LATE, BLOCK_M, STAGES)
+    c, iteration, error = _iterate(
+        K_ptr, a_ptr, work_ptr, c, weight, M, width, tol, max_iter, power, RELAXED, LATE, BLOCK_M, STAGES
+    )
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
@@ -233,24 +257,24 @@ def solve(
     a: Tensor,
     b: Tensor,
     c: Tensor,
+    control: _loops.Control,
     *,
-    max_iter: int,
-    tol: float,
+    power: float = 1.0,
     way: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Plan (B, M, N), log-scalings u (B, M) and v (B, N), n_iter (B,), error (B,) of costs (B, M, N) with N <= 2048.
 
-    All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). A negative
-    `tol` runs exactly `max_iter` iterations. `way`: see `default_way`.
+    All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). power: of a row's update. `way`: see `default_way`.
     """
     batch, rows, columns = cost.shape
     way, width = way or default_way(rows, columns), padded(columns)
     plan, u, v, error = torch.empty_like(cost), torch.empty_like(a), torch.empty_like(b), a.new_empty(batch)
     n_iter = torch.empty(batch, dtype=torch.int64, device=cost.device)
     given, out = (cost, reg, a, b, c), (plan, u, v, n_iter, error)
+    rule = (-1.0 if control.fixed else control.tol, control.max_iter, power, power != 1)
     if batch and "LATE" in way:
         room = (cost.new_empty(batch, rows, width), a.new_empty(batch, 3, rows))
-        _memory_kernel[(batch,)](*given, *room, *out, rows, columns, width, tol, max_iter, **way)
+        _memory_kernel[(batch,)](*given, *room, *out, rows, columns, width, *rule, **way)
     elif batch:
-        _registers_kernel[(batch,)](*given, *out, rows, columns, tol, max_iter, **way)
+        _registers_kernel[(batch,)](*given, *out, rows, columns, *rule, **way)
     return out

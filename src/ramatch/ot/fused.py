@@ -10,6 +10,8 @@ same. The few labels that some region cares about keep their columns, all others
 the softmax's unit sum gives for free), and the row scalings of that small problem start a test of the whole
 plan: its columns are exact, its row marginal is measured, and images that miss the tolerance iterate over all
 columns. So what comes out is as good as the plain solver's answer; merging only saves time.
+
+With cost "cosine", (1 - sim) * logit_scale, nothing is merged.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class _Settings:
     eps: float
     max_iter: int
     tol: float
+    cost: str = "softmax"
+    relax: float | None = None
 
     @property
     def whole_tol(self) -> float:
@@ -70,6 +74,8 @@ def match_scores(
     eps: float = 0.1,
     max_iter: int = 100,
     tol: float = 3e-6,
+    cost: str = "softmax",
+    relax: float | None = None,
     workspace_mb: int = 1024,
     backend: str = "auto",
 ) -> MatchScores:
@@ -85,6 +91,7 @@ def match_scores(
         max_iter, tol: Sinkhorn stops an image at this L1 row-marginal error or after so many iterations. A column holds
             1/N of the mass, so large vocabularies want a small `tol` (no finer than 1e-5 where labels are merged):
             with the default, scores of 1,000 labels are within a few 1e-4 of the limit.
+        cost: "softmax" (1 - p) or "cosine" ((1 - sim) * logit_scale). relax: see `solve_batch`.
         workspace_mb: images are taken in groups such that similarities and temporaries stay below this.
         backend: "triton" (a GPU, or TRITON_INTERPRET=1; never synchronizes with the host), "torch" (anywhere), or
             "auto" (triton on a GPU that has it), where labels are merged; otherwise `solve_batch` decides.
@@ -95,7 +102,8 @@ def match_scores(
         raise RamatchError("match_scores: eps and tau_u must be positive and max_iter at least 1")
     rows, labels = _read(sim, regions, labels)
     device, columns = rows.device, rows.shape[2] if labels is None else len(labels)
-    exp_domain = eps * EXP_LIMIT[torch.float32] >= 1.0
+    plain = cost == "softmax" and relax is None
+    exp_domain = plain and eps * EXP_LIMIT[torch.float32] >= 1.0
     wanted = exp_domain and (backend == "triton" or (backend == "auto" and device.type == "cuda"))
     triton = wanted and has_kernels(device)
     if wanted and not triton and backend == "triton":
@@ -108,7 +116,7 @@ def match_scores(
             scale = logit_scale.detach().to(device=device, dtype=torch.float32).reshape(1)
         else:
             scale = torch.full((1,), float(logit_scale), device=device)
-        settings = _Settings(scale, tau_u, eps, max_iter, tol)
+        settings = _Settings(scale, tau_u, eps, max_iter, tol, cost, relax)
         parts = [run(block, settings) for block in _blocks(rows, labels, workspace_mb, triton)]
         scores, marginal, n_iter, error = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     return MatchScores(scores, marginal, n_iter, error, error < (settings.whole_tol if merge else tol))
@@ -160,11 +168,23 @@ def _solve(p: Tensor, a: Tensor, b: Tensor | None, settings: _Settings) -> OTRes
     return solve_batch(cost, settings.eps, a, b, max_iter=settings.max_iter, tol=settings.tol, cost_range=1.0)
 
 
+def bounded(cost: Tensor, eps: float, relaxed: bool) -> tuple[Tensor, float]:
+    """Costs of unknown range (B, M, N) within one that the exp domain is good for, and that range: what lies more than
+    50 eps above the smallest of its row (of its problem, where rows are relaxed) weighs nothing in float32."""
+    reach = EXP_LIMIT[torch.float32] * eps
+    return torch.minimum(cost, cost.amin((1, 2) if relaxed else 2, keepdim=True) + reach), reach
+
+
 def _dense(sim: Tensor, settings: _Settings) -> _Part:
     """The definition, in plain steps; any eps."""
     sim = sim.float()
     marginal = settings.marginal(sim.amax(2))
-    res = _solve(torch.softmax(sim * settings.scale, dim=2), marginal, None, settings)
+    if settings.cost == "cosine":
+        cost, reach = bounded((1 - sim) * settings.scale, settings.eps, settings.relax is not None)
+    else:
+        cost, reach = torch.softmax(sim * settings.scale, dim=2).neg_().add_(1), 1.0
+    rule = {"max_iter": settings.max_iter, "tol": settings.tol, "relax": settings.relax}
+    res = solve_batch(cost, settings.eps, marginal, cost_range=reach, **rule)  # type: ignore[arg-type]
     return (res.plan * sim).sum(1) * sim.shape[2], marginal, res.n_iter, res.error
 
 

@@ -2,6 +2,8 @@
 
 min <P, M> - reg H(P)  subject to  P 1 = a, P^T 1 = b, P >= 0                 (Eq. 1)
 
+or, with `relax`, without P 1 = a but + relax KL(P 1 | a) (as `reg_m` in POT's `ot.unbalanced`).
+
 Rows are updated first, then columns (Eq. 12), so a plan's column sums are exact and the error is
 measured on its rows.
 """
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from ramatch.config import STOPS
 from ramatch.errors import RamatchError
-from ramatch.ot._loops import Control, Problem, Solution, solve_exp, solve_log, solve_scaling
+from ramatch.ot._loops import Control, Problem, Solution, row_shift, solve_exp, solve_log, solve_scaling
 
 METHODS = {"auto": "auto", "exp": "exp", "log": "log", "sinkhorn": "exp", "log_sinkhorn": "log"}
 
@@ -67,6 +69,7 @@ def solve_batch(
     fixed_iter: bool = False,
     stop: str = "marginal",
     cost_range: float | None = None,
+    relax: float | None = None,
 ) -> OTResult:
     """Solve B entropic optimal transport problems; see `OTResult` for what comes back.
 
@@ -90,8 +93,10 @@ def solve_batch(
             reg are given.
         stop: "marginal", or "scaling": plain exp-domain iterations from scalings of one, all problems stopped
             together once mean |r - r_prev| is below `tol` in every one of them (tested every iteration).
-        cost_range: bound on (max - min) of each row of M, known to the caller (1 for 1 - softmax). It lets
-            "auto" choose without looking at M.
+        cost_range: bound on (max - min) of each row of M (with `relax`, of all M), known to the caller (1 for
+            1 - softmax). It lets "auto" choose without looking at M.
+        relax: weight of KL(P 1 | a) in place of P 1 = a, beside a float reg; None: rows hold. The smaller, the fewer
+            iterations (each leaves relax / (relax + reg) of the error); `error` is the mass that the next would move.
 
     On a GPU nothing synchronizes with the host, except that "auto" without `cost_range` reads one number before it
     starts: float32 exp-domain problems of up to 2,048 columns run in one Triton kernel, elsewhere the all-converged
@@ -99,18 +104,26 @@ def solve_batch(
     non-negative and of equal sums) are checked on the CPU only, where that costs no synchronization.
     """
     _check_options(max_iter, tol, method, stop, check_every)
+    if relax is not None and (not relax > 0 or isinstance(reg, Tensor) or stop == "scaling"):
+        raise RamatchError("solve_batch: relax must be positive, and goes with a float reg and stop 'marginal'")
     if not isinstance(M, Tensor) or M.dim() not in (2, 3) or not M.is_floating_point():
         raise RamatchError("solve_batch: M must be a floating-point tensor of shape (B, n, m) or (n, m)")
     with torch.no_grad(), torch.autocast(M.device.type, enabled=False):
         problem = prepare(M.detach(), reg, a, b, potentials_init)
         if not fixed_iter and M.device.type == "cpu" and len(problem.cost) and not torch.compiler.is_compiling():
-            _check_values(problem)
+            _check_values(problem, balanced=relax is None)
+        low = problem.cost.amin((1, 2), keepdim=True) if relax is not None and len(problem.cost) else None
+        if low is not None:  # a row's own smallest cost must not be taken off where the row need not hold
+            assert relax is not None
+            problem = problem._replace(cost=problem.cost - low, power=relax / (relax + float(reg)))
         control = Control(max_iter, tol, 1 if stop == "scaling" else check_every, fixed_iter)
         if stop == "scaling" and problem.cost.shape[0] > 0:
             found = solve_scaling(problem, control)
         else:
             domain = METHODS[method] if method != "auto" else _choose(problem, reg, cost_range, fixed_iter)
             found = (solve_exp if domain == "exp" else solve_log)(problem, control)
+        if low is not None:
+            found = found._replace(v=found.v + low.squeeze(2) / problem.reg)
     if M.dim() == 2:
         found = Solution(*(t[0] for t in found))
         reg = reg.reshape(()) if isinstance(reg, Tensor) else reg
@@ -163,7 +176,7 @@ def _expand(name: str, value: Tensor | None, shape: tuple[int, int], like: Tenso
     return value.detach().to(like.dtype).expand(shape)
 
 
-def _check_values(problem: Problem) -> None:
+def _check_values(problem: Problem, balanced: bool = True) -> None:
     low, high = torch.aminmax(problem.cost)
     if not (torch.isfinite(low) and torch.isfinite(high)):
         raise RamatchError("solve_batch: M holds NaN or infinite costs; use a large finite cost to forbid a pair")
@@ -174,6 +187,8 @@ def _check_values(problem: Problem) -> None:
     for name, weights in (("a", problem.a), ("b", problem.b)):
         if not (torch.isfinite(weights).all() and (weights >= 0).all()):
             raise RamatchError(f"solve_batch: {name} holds negative or non-finite weights")
+    if not balanced:
+        return
     mass_a, mass_b = problem.a.sum(1), problem.b.sum(1)
     # Loose enough for weights that were normalized in half precision; Sinkhorn's fixed point needs equality,
     # but a rounding difference only shows up in `error`.
@@ -192,5 +207,5 @@ def _choose(problem: Problem, reg: float | Tensor, cost_range: float | None, fix
         return "exp" if cost_range <= limit * reg else "log"
     if fixed:
         return "log"
-    spread = problem.cost.amax(2) - problem.cost.amin(2) if cost_range is None else cost_range
+    spread = problem.cost.amax(2) - row_shift(problem) if cost_range is None else cost_range
     return "exp" if bool((spread <= limit * problem.reg).all()) else "log"
