@@ -51,7 +51,8 @@ def _any_size(device: torch.device) -> AbstractContextManager:
 
 class LabelSet(nn.Module):
     """Encodes labels. `prompts`: none (template as it is), deep (r tokens at each of the last layers), coop (r tokens
-    in place of the template's words), dualcoop (a positive and a negative set of those)."""
+    in place of the template's words), dualcoop (a positive and a negative set of those), dualcoop++ (an evidential one
+    besides)."""
 
     def __init__(self, backbone: Backbone, config: RAMConfig) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class LabelSet(nn.Module):
                 f"prompt_layers is {config.prompt_layers}, but '{backbone.name}' has {layers} text layers"
             )
         self.start = layers - config.prompt_layers if self.mode == "deep" else layers
-        rows = {"deep": config.prompt_layers, "coop": 1, "dualcoop": 2, "none": 0}[self.mode]
+        rows = {"deep": config.prompt_layers, "coop": 1, "dualcoop": 2, "dualcoop++": 3, "none": 0}[self.mode]
         self.prompts = nn.Parameter(torch.randn(rows, 0 if self.mode == "none" else config.prompt_tokens, width) * 0.02)
         # sentence → output of the frozen layers, padded (T, W), and how many of its rows are real
         self._kept: dict[str, tuple[Tensor, int]] = {}
@@ -72,11 +73,12 @@ class LabelSet(nn.Module):
         self._teacher: tuple[tuple, Tensor] | None = None  # the last list of labels and their frozen features
 
     def forward(self, backbone: Backbone, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
-        """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop."""
+        """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop; (3, N, D),
+        positive, negative and evidential, for dualcoop++."""
         if backbone.text is None:
             return self.frozen(backbone, labels)
         with _any_size(backbone.device):
-            if self.mode not in ("coop", "dualcoop"):
+            if self.mode in ("none", "deep"):
                 return self._features(backbone, labels, tuple(templates or self.config.templates))
             found = torch.stack([self._contextual(backbone, labels, context) for context in self.prompts])
             return found[0] if self.mode == "coop" else found
