@@ -1,4 +1,4 @@
-"""A problem of a second for systems that learn: pictures of colored squares, a tiny random backbone, cached features."""
+"""A problem of a second for systems that learn: pictures of colored squares, a tiny backbone, cached features."""
 
 from __future__ import annotations
 
