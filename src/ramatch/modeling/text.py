@@ -71,6 +71,7 @@ class LabelSet(nn.Module):
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self._padded: tuple[tuple, Tensor, Tensor] | None = None  # the last list of sentences, ready for the next step
         self._teacher: tuple[tuple, Tensor] | None = None  # the last list of labels and their frozen features
+        self._tokens: tuple[tuple, Tensor, Tensor] | None = None  # the last list of labels in tokens, without template
 
     def forward(self, backbone: Backbone, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
         """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop; (3, N, D),
@@ -111,11 +112,11 @@ class LabelSet(nn.Module):
     def forget(self) -> None:
         """Drop the kept prefixes (the backbone's weights, device or type changed)."""
         self._kept = {}
-        self._padded = self._teacher = None
+        self._padded = self._teacher = self._tokens = None
 
     def constants(self) -> tuple:
         """What the last step read that no step changes; whoever recorded that step must keep it alive."""
-        return self._padded, self._teacher
+        return self._padded, self._teacher, self._tokens
 
     def _prefix(self, backbone: Backbone, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Output of the frozen layers for each sentence, (S, T, W), and lengths (S,); computed once per sentence."""
@@ -166,7 +167,11 @@ class LabelSet(nn.Module):
     def _contextual(self, backbone: Backbone, labels: Sequence[str], context: Tensor) -> Tensor:
         """CoOp: the learned context (r, W) between the first token and the label's words; (N, D)."""
         text = backbone.require_text("CoOp prompts")
-        ids, lengths = backbone.tokenize([f"{label}." for label in labels])
+        key, last = (tuple(labels), backbone.device), self._tokens
+        if last is None or last[0] != key:  # kept for the next step: a recorded one cannot fetch them from the host
+            with torch.inference_mode(False):
+                last = self._tokens = (key, *backbone.tokenize([f"{label}." for label in labels]))
+        _, ids, lengths = last
         words = text.tokens(ids)
         words = torch.cat([words[:, :1], context.to(words.dtype).expand(len(words), -1, -1), words[:, 1:]], dim=1)
         if words.shape[1] > text.config.context:
