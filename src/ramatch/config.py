@@ -30,6 +30,7 @@ METHODS = {
     "coop": "CoOp: a learned context before each label (Zhou et al., IJCV 2022)",
     "dualcoop": "DualCoOp: positive and negative contexts, matched with each region (Sun et al., NeurIPS 2022)",
     "dualcoop-pp": "DualCoOp++: an evidential context besides, and winner-take-all (Hu et al., TPAMI 2023)",
+    "comc": "after the abstract of CoMC: a classifier that learns from sentences (Liu et al., ICML 2024)",
 }
 LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
 SCORES = ("softmax", "cosine", "joint", "partial")

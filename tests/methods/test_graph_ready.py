@@ -1,4 +1,4 @@
-"""A training step of systems that learn prompts is device work alone: tensors without data go through it,
+"""A training step of systems that learn prompts or sentences is device work alone: tensors without data go through it,
 which fails wherever the host would have to read one."""
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def step(ram, stem, targets: torch.Tensor) -> torch.Tensor:
         return ram.loss(ram(stem, LABELS, targets), targets)
 
 
-@pytest.mark.parametrize("name", ["coop", "dualcoop", "dualcoop-pp"])
+@pytest.mark.parametrize("name", ["coop", "dualcoop", "dualcoop-pp", "comc"])
 def test_nothing_waits_for_the_host(name: str):
-    ram = build_method(backbone(), preset("ramatch"), {"name": name, "settings": {"context": 4}}).train()
+    settings = {"sentences": 32} if name == "comc" else {"context": 4}
+    ram = build_method(backbone(), preset("ramatch"), {"name": name, "settings": settings}).train()
     stem = ram.region_set.stem(ram.backbone, pixels())
     targets = torch.tensor([[1, 0, -1, 0], [0, 1, 1, 0]]).float()
     assert step(ram, stem, targets).isfinite()  # the first steps are not recorded: what is kept is made here

@@ -13,6 +13,7 @@ from ..modeling.backbone import Backbone
 from ..modeling.ram import RAM
 from .base import Method
 from .clip import ZeroShotCLIP
+from .comc import CoMC
 from .coop import CoOp
 from .dualcoop import DualCoOp
 from .dualcoop_pp import DualCoOpPP
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
     "coop": CoOp,
     "dualcoop": DualCoOp,
     "dualcoop-pp": DualCoOpPP,
+    "comc": CoMC,
 }
 
 
