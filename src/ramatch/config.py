@@ -27,10 +27,14 @@ MATCHERS = {
 METHODS = {
     "ram": "Recover and Match (Tan et al., CVPR 2025)",
     "clip": "zero-shot CLIP: the global feature alone (Radford et al., ICML 2021)",
+    "coop": "CoOp: a learned context before each label (Zhou et al., IJCV 2022)",
+    "dualcoop": "DualCoOp: positive and negative contexts, matched with each region (Sun et al., NeurIPS 2022)",
+    "dualcoop-pp": "DualCoOp++: an evidential context besides, and winner-take-all (Hu et al., TPAMI 2023)",
+    "comc": "after the abstract of CoMC: a classifier that learns from sentences (Liu et al., ICML 2024)",
 }
 LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
 SCORES = ("softmax", "cosine", "joint", "partial")
-PROMPTS = ("none", "deep", "coop", "dualcoop")
+PROMPTS = ("none", "deep", "coop", "dualcoop", "dualcoop++")
 STOPS = ("marginal", "scaling")
 RESIZES = ("bicubic", "bilinear")
 PRECISIONS = ("fp32", "bf16", "fp16")

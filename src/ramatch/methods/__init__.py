@@ -13,11 +13,19 @@ from ..modeling.backbone import Backbone
 from ..modeling.ram import RAM
 from .base import Method
 from .clip import ZeroShotCLIP
+from .comc import CoMC
+from .coop import CoOp
+from .dualcoop import DualCoOp
+from .dualcoop_pp import DualCoOpPP
 
 __all__ = ["METHODS", "Method", "build_method", "describe", "untrained"]
 
 METHODS: dict[str, type[Method]] = {
     "clip": ZeroShotCLIP,
+    "coop": CoOp,
+    "dualcoop": DualCoOp,
+    "dualcoop-pp": DualCoOpPP,
+    "comc": CoMC,
 }
 
 

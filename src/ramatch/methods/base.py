@@ -123,3 +123,9 @@ class Method(RAM):
 
 def unit(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)
+
+
+def cosines(features: Tensor, labels: Tensor) -> Tensor:
+    """Cosine of features (..., D) with unit label features (N, D): (..., N), float32 under autocast too."""
+    with torch.autocast(features.device.type, enabled=False):
+        return unit(features.float()) @ labels.float().T

@@ -268,7 +268,8 @@ class RAM(nn.Module):
             extra = tuple(name for name in self.background if name.lower() not in asked)
         config = self.config if templates is None else self.config.replace(templates=tuple(templates))
         raw = self.label_set(self.backbone, (*names, *extra), config.templates)
-        positive, negative = (raw[0], F.normalize(raw[1], dim=-1)) if raw.ndim == 3 else (raw, None)
+        positive, *more = raw if raw.ndim == 3 else raw[None]
+        negative, evidence, *_ = (*(F.normalize(x, dim=-1) for x in more), None, None)
         unit = F.normalize(positive, dim=-1)
         familiarity = None if self.known is None or self.training else self.known.familiarity(unit[: len(names)])
         tss = unit if self.config.tss_labels == "unit" else positive
@@ -276,7 +277,7 @@ class RAM(nn.Module):
         if self.learned is not None and not self.training:
             unit, taught = self.learned.place(names, unit)
             familiarity = None if familiarity is None else np.maximum(familiarity, taught)
-        return Labels(tuple(names), unit, tss, negative, familiarity, taught)
+        return Labels(tuple(names), unit, tss, negative, familiarity, taught, evidence)
 
     def trunk(self, images: Tensor | Streams) -> Trunk:
         """Everything about images (B, 3, H, W), or their kept stem, that no vocabulary changes. Images are uint8, or

@@ -55,7 +55,8 @@ def remembered(ram: RAM, names: Sequence[str], templates: Sequence[str] | None =
             found["tss"] = ram.encode_labels(ram.background, templates).tss
         _write(file, found)
     familiarity, learned = (found[k].cpu().numpy() if k in found else None for k in ("familiarity", "learned"))
-    return Labels(tuple(names), found["unit"], found["tss"], found.get("negative"), familiarity, learned)
+    negative, evidence = found.get("negative"), found.get("evidence")
+    return Labels(tuple(names), found["unit"], found["tss"], negative, familiarity, learned, evidence)
 
 
 def _read(file: Path, device: torch.device) -> dict[str, Tensor] | None:

@@ -51,7 +51,8 @@ def _any_size(device: torch.device) -> AbstractContextManager:
 
 class LabelSet(nn.Module):
     """Encodes labels. `prompts`: none (template as it is), deep (r tokens at each of the last layers), coop (r tokens
-    in place of the template's words), dualcoop (a positive and a negative set of those)."""
+    in place of the template's words), dualcoop (a positive and a negative set of those), dualcoop++ (an evidential one
+    besides)."""
 
     def __init__(self, backbone: Backbone, config: RAMConfig) -> None:
         super().__init__()
@@ -64,19 +65,21 @@ class LabelSet(nn.Module):
                 f"prompt_layers is {config.prompt_layers}, but '{backbone.name}' has {layers} text layers"
             )
         self.start = layers - config.prompt_layers if self.mode == "deep" else layers
-        rows = {"deep": config.prompt_layers, "coop": 1, "dualcoop": 2, "none": 0}[self.mode]
+        rows = {"deep": config.prompt_layers, "coop": 1, "dualcoop": 2, "dualcoop++": 3, "none": 0}[self.mode]
         self.prompts = nn.Parameter(torch.randn(rows, 0 if self.mode == "none" else config.prompt_tokens, width) * 0.02)
         # sentence → output of the frozen layers, padded (T, W), and how many of its rows are real
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self._padded: tuple[tuple, Tensor, Tensor] | None = None  # the last list of sentences, ready for the next step
         self._teacher: tuple[tuple, Tensor] | None = None  # the last list of labels and their frozen features
+        self._tokens: tuple[tuple, Tensor, Tensor] | None = None  # the last list of labels in tokens, without template
 
     def forward(self, backbone: Backbone, labels: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
-        """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop."""
+        """Features (N, D) as the text tower gives them; (2, N, D), positive and negative, for dualcoop; (3, N, D),
+        positive, negative and evidential, for dualcoop++."""
         if backbone.text is None:
             return self.frozen(backbone, labels)
         with _any_size(backbone.device):
-            if self.mode not in ("coop", "dualcoop"):
+            if self.mode in ("none", "deep"):
                 return self._features(backbone, labels, tuple(templates or self.config.templates))
             found = torch.stack([self._contextual(backbone, labels, context) for context in self.prompts])
             return found[0] if self.mode == "coop" else found
@@ -109,11 +112,11 @@ class LabelSet(nn.Module):
     def forget(self) -> None:
         """Drop the kept prefixes (the backbone's weights, device or type changed)."""
         self._kept = {}
-        self._padded = self._teacher = None
+        self._padded = self._teacher = self._tokens = None
 
     def constants(self) -> tuple:
         """What the last step read that no step changes; whoever recorded that step must keep it alive."""
-        return self._padded, self._teacher
+        return self._padded, self._teacher, self._tokens
 
     def _prefix(self, backbone: Backbone, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Output of the frozen layers for each sentence, (S, T, W), and lengths (S,); computed once per sentence."""
@@ -164,7 +167,11 @@ class LabelSet(nn.Module):
     def _contextual(self, backbone: Backbone, labels: Sequence[str], context: Tensor) -> Tensor:
         """CoOp: the learned context (r, W) between the first token and the label's words; (N, D)."""
         text = backbone.require_text("CoOp prompts")
-        ids, lengths = backbone.tokenize([f"{label}." for label in labels])
+        key, last = (tuple(labels), backbone.device), self._tokens
+        if last is None or last[0] != key:  # kept for the next step: a recorded one cannot fetch them from the host
+            with torch.inference_mode(False):
+                last = self._tokens = (key, *backbone.tokenize([f"{label}." for label in labels]))
+        _, ids, lengths = last
         words = text.tokens(ids)
         words = torch.cat([words[:, :1], context.to(words.dtype).expand(len(words), -1, -1), words[:, 1:]], dim=1)
         if words.shape[1] > text.config.context:

@@ -50,7 +50,8 @@ class Match(Tensors):
 class Labels(Tensors):
     """An encoded vocabulary: names, unit features, the features TSS looks at, DualCoOp's negatives; each (N + K, D),
     where the last K belong to the background: labels that compete in matching but are not asked for. familiarity (N,):
-    see `Known`. learned (N,): which of them the model's user taught it (`Learned`)."""
+    see `Known`. learned (N,): which of them the model's user taught it (`Learned`). evidence (N + K, D): DualCoOp++'s,
+    which says where to look."""
 
     names: tuple[str, ...]
     unit: Tensor
@@ -58,6 +59,7 @@ class Labels(Tensors):
     negative: Tensor | None = None
     familiarity: np.ndarray | None = None
     learned: np.ndarray | None = None
+    evidence: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.names)
