@@ -137,17 +137,14 @@ def _registers_kernel(
     a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
-    sums = tl.sum(k * c[None, :], axis=1)
-    r = a
-    next_r, wanted = _update(a, sums, power, RELAXED)
-    error = 0.0
-    iteration = 0
-    running = 1
+    r, wanted = _update(a, tl.sum(k * c[None, :], axis=1), power, RELAXED)
+    following, error = r, 0.0
+    iteration, running = 0, 1
     while running == 1:
-        r = next_r
+        r = following
         c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), TINY)
         sums = tl.sum(k * c[None, :], axis=1)
-        next_r, wanted = _update(a, sums, power, RELAXED)
+        following, wanted = _update(a, sums, power, RELAXED)
         error = tl.sum(tl.abs(r * sums - wanted), axis=0)
         iteration += 1
         running = tl.where((error < tol) | (iteration == max_iter), 0, 1)
@@ -264,7 +261,8 @@ def solve(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Plan (B, M, N), log-scalings u (B, M) and v (B, N), n_iter (B,), error (B,) of costs (B, M, N) with N <= 2048.
 
-    All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). power: of a row's update. `way`: see `default_way`.
+    All float32 and contiguous; reg (B,), weights a (B, M) and b (B, N), first column scalings c (B, N). power: of a
+    row's update. `way`: see `default_way`.
     """
     batch, rows, columns = cost.shape
     way, width = way or default_way(rows, columns), padded(columns)
