@@ -1,4 +1,4 @@
-"""What a study is: a YAML file with a base for each kind of backbone, variants of it, and the paper's figures beside."""
+"""What a study is: a YAML file with a base for each kind of backbone, variants of it, and the paper's figures."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Study(Settings):
     variants: tuple[Variant, ...] = ()
     every_method: bool = False  # those of config.METHODS that no variant names are variants too
     paper_rows: dict[str, Any] = field(default_factory=dict)  # figures by the variant's name, also of systems not here
-    beside: dict[str, Any] = field(default_factory=dict)  # data set → the paper's benchmarks; not named: all
+    beside: dict[str, Any] = field(default_factory=dict)  # data set → the paper's benchmarks; all of one not named
     parts: tuple[str, ...] = ()  # a name such as "SAA + OT" is shown as marks in columns of these
     grid: dict[str, Any] | tuple[dict[str, Any], ...] = ()  # of all variants that learn
     cost: Natural = 0  # measure a step and recognizing from pixels, with so many images at once
