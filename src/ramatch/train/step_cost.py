@@ -40,20 +40,29 @@ def step_cost(
     targets = (torch.rand(batch, len(labels), device=device) < 3 / len(labels)).float()
     found: dict[str, float] = {}
     if any(p.requires_grad and p.numel() for p in ram.parameters()):
-        task = RAMTask(ram, labels, config.loss, dtype).train()
-        step = TrainStep(task, config.optim, World(device))
-        rate, memory = _measure(lambda: step([(pixels, targets)]), device, batch, before)
+        rate, memory = _train_step(ram, (pixels, targets), labels, config, before)
         found |= {"step_images_per_s": rate} | ({"step_memory_gb": memory} if memory else {})
     ram.eval()
-    encoded = ram.encode_labels(labels)
 
     @torch.inference_mode()
     def recognize() -> Tensor:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             return ram.score(ram.recognize(ram.trunk(pixels), encoded, plan=False, best=False))
 
+    with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        encoded = ram.encode_labels(labels)
     rate, memory = _measure(recognize, device, batch, before)
     return found | {"test_images_per_s": rate} | ({"test_memory_gb": memory} if memory else {})
+
+
+def _train_step(
+    ram: RAM, batch: tuple[Tensor, Tensor], labels: Sequence[str], config: CachedConfig, before: int
+) -> tuple[float, float]:
+    """What a step keeps (gradients, averages of the optimizer, the recording) ends with this function."""
+    device = ram.backbone.device
+    task = RAMTask(ram, labels, config.loss, config.dtype(device)).train()
+    step = TrainStep(task, config.optim, World(device))
+    return _measure(lambda: step([batch]), device, len(batch[0]), before)
 
 
 def _measure(work: Callable[[], Tensor], device: torch.device, batch: int, before: int) -> tuple[float, float]:

@@ -134,7 +134,7 @@ class Runner:
                 rows = self._measure(bench, planned)
             except ImageError:
                 raise
-            except RamatchError as error:  # a training that diverged: the others are worth having all the same
+            except (RamatchError, torch.cuda.OutOfMemoryError) as error:  # the others are worth having all the same
                 yield Missing(planned.job.variant.name, data, f"seed {planned.seed}: {error}")
                 continue
             for row in rows:
