@@ -21,7 +21,7 @@ from ..evaluation.models import read_test
 from ..evaluation.protocol import evaluate_scores
 from ..methods import Method, build_method
 from ..modeling.backbone import Backbone
-from ..modeling.ram import RAM, Trunk
+from ..modeling.ram import RAM
 from ..prediction import Prediction
 from ..recognizer import Recognizer, pick_device
 from .assemble import load_frozen, read_data
@@ -106,7 +106,7 @@ class Runner:
             for point in with_points(self.study, variant, options, (data, self.backbone_name)):
                 job = Job(self.study, variant, self.kind, point, options.changes)
                 settings = {**job.settings, **fixed}
-                for seed in options.seeds if job.learns else options.seeds[:1]:
+                for seed in options.seeds if job.looks else options.seeds[:1]:
                     shown = {variant.name: settings}
                     if not options.validate:
                         shown |= {name: {**settings, "test": also} for name, also in variant.also.items()}
@@ -171,7 +171,7 @@ class Runner:
         job, variant, config = planned.job, planned.job.variant, planned.job.train_config(planned.seed)
         torch.manual_seed(config.seed)
         ram = self._build(job)
-        spent = bench.fit(ram, config, job.learns)
+        spent = bench.fit(ram, config, job)
         first = planned.seed == self.options.seeds[0] and not self.options.validate
         if self.study.cost and first and not (isinstance(ram, Method) and ram.needs_images):
             labels, batch = bench.train.classes, self.options.cost or self.study.cost
@@ -283,23 +283,18 @@ class Bench:
         shown, _ = self.pictures(part, ram, config.mosaics if part == "train" else 0.0)
         return self.store.get(part, ram_stem(ram, config.dtype(self.backbone.device)), shown, Views(views))
 
-    def fit(self, ram: RAM, config: CachedConfig, learns: bool) -> dict[str, float]:
+    def fit(self, ram: RAM, config: CachedConfig, job: Job) -> dict[str, float]:
         """Let it learn, or look at the training images, if it does either; what that took."""
-        looks = isinstance(ram, Method) and ram.needs_images
-        if not learns and not looks:
+        if not job.looks:
             return {}
-        cache = self.features("train", ram, config, config.views if learns else 1)
-        if looks:
-            assert isinstance(ram, Method)
-            ram.eval()
-            ram.prepare(Trunks(ram, cache), self.train.classes)
-        if not learns:
-            return {}
+        cache = self.features("train", ram, config, config.views if job.learns else 1)
         device = self.backbone.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         targets = self.pictures("train", ram, config.mosaics)[1]
         log = fit_cached(CachedTask(ram, cache, targets, self.train.classes, config))
+        if not job.learns:
+            return {}
         found = {"seconds": log["seconds"], "images_per_s": log["images_per_second"]}
         if device.type == "cuda":
             found["memory_gb"] = (torch.cuda.max_memory_allocated(device) - self.store.bytes()) / 1e9
@@ -332,17 +327,3 @@ def predict(ram: RAM, record: Record, labels: Sequence[str]) -> Prediction:
     recognizer = Recognizer(ram, fast=False, kinds=False)
     recognizer.set_vocabulary(labels)
     return recognizer.predict(record.load(), maps=True)
-
-
-class Trunks:
-    """What a model sees of cached images, batch by batch, as often as it is asked."""
-
-    def __init__(self, ram: RAM, cache: FeatureCache, batch: int = 128) -> None:
-        self.ram, self.cache, self.batch = ram, cache, batch
-
-    @torch.no_grad()
-    def __iter__(self) -> Iterator[Trunk]:
-        device = self.ram.backbone.device.type
-        for start in range(0, len(self.cache), self.batch):
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                yield self.ram.trunk(self.cache.pick(0, slice(start, start + self.batch)))

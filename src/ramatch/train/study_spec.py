@@ -215,6 +215,11 @@ class Job:
         return self.variant.method == "ram" or METHODS[self.variant.method].learns
 
     @property
+    def looks(self) -> bool:
+        """Whether it sees training images at all."""
+        return self.learns or METHODS[self.variant.method].needs_images
+
+    @property
     def settings(self) -> Point:
         """What is set by name: two rows with the same are the same experiment."""
         found = {"preset": self.preset, "ram": self.ram, "train": self.train if self.learns else {}}
