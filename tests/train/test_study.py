@@ -310,8 +310,10 @@ def test_validation_chooses_among_the_grid_and_later_runs_take_it(tiny: Path, tm
     assert planned.job.train_config().optim.lr == 0.02
     [plain] = runner(tiny, study).plan("data")
     assert plain.job.train_config().optim.lr == TRAIN["optim.lr"]
-    with pytest.raises(RamatchError, match="no choice for 'a' on other with backbone"):
-        runner(tiny, study, choices=chosen).plan("other")
+    two = spec({"name": "a"}, {"name": "b"}, {"name": "CLIP", "method": "clip"}, grid={"optim.lr": [0.01]})
+    found = list(runner(tiny, two, choices=chosen).run(tiny / "data"))
+    assert found[0] == Missing("b", "data", "no settings in the choices for it; --validate chooses them")
+    assert [row["variant"] for row in found[1:]] == ["a", "CLIP"], "what does not learn needs no choice"
 
 
 def test_cost_is_measured_with_the_trainers_step(tiny: Path):

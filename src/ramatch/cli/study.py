@@ -165,7 +165,9 @@ def _draw(path: str, runner: Runner, rows: list[dict[str, str]]) -> None:
                 raise RamatchError(
                     "maps are of models trained in this run, and all rows were there: give another --out"
                 )
-            shown = compare_matchers(runner.predictions, runner.pictured.load(), runner.pictured.labels)
+            found = runner.predictions
+            ordered = {name: found[name] for name in figure.variants or found if name in found}
+            shown = compare_matchers(ordered, runner.pictured.load(), runner.pictured.labels)
         else:
             places, lines = series(runner.study, rows)
             shown = chart(figure.kind, places, {line.name: line.values for line in lines}, runner.study.title, figure.x)

@@ -126,6 +126,7 @@ class Runner:
         todo = [planned for planned in self.plan(data) if not set(planned.rows.values()) <= there]
         reasons = {id(planned.job): self._impossible(planned.job) for planned in todo}
         told = {planned.job.variant.name: reasons[id(planned.job)] for planned in todo}
+        told |= self._unchosen(data)
         yield from (Missing(name, data, reason) for name, reason in told.items() if reason)
         bench = None
         for planned in self._ordered(one for one in todo if not reasons[id(one.job)]):
@@ -141,6 +142,17 @@ class Runner:
                 if row["row"] not in there:
                     self.file.append(row)
                     yield row
+
+    def _unchosen(self, data: str) -> dict[str, str]:
+        """Variants for which validation was asked to choose and did not, with the reason."""
+        choices, place, found = self.options.choices, (data, self.backbone_name), dict[str, str]()
+        if choices is None:
+            return found
+        for variant in self.study.variants:
+            if self.study.points(variant) and choices.get(variant.name, place) is None:
+                reason = self._impossible(Job(self.study, variant, self.kind))
+                found[variant.name] = reason or f"no settings in {choices.where} for it; --validate chooses them"
+        return found
 
     def _impossible(self, job: Job) -> str | None:
         if job.variant.needs_text and self.backbone.text is None:

@@ -40,21 +40,19 @@ class Choices:
             ) from error
         return cls(found, str(path))
 
-    def get(self, variant: str, place: tuple[str, str]) -> Point:
-        if (point := self.found.get((variant, *place))) is None:
-            raise RamatchError(
-                f"{self.where} has no choice for '{variant}' on {' with '.join(place)}; --validate makes it"
-            )
-        return point
+    def get(self, variant: str, place: tuple[str, str]) -> Point | None:
+        return self.found.get((variant, *place))
 
 
 def with_points(study: Study, variant: Variant, options: Options, place: tuple[str, str]) -> list[Point]:
-    """The points of a variant's grid that are to be run: all on validation, the chosen one, or none but the YAML's."""
+    """The points of a variant's grid that are to be run: all on validation; the chosen one, if there is one; or the
+    settings as they are."""
     points = study.points(variant)
     if options.validate:
         return points
     if points and options.choices is not None:
-        return [options.choices.get(variant.name, place)]
+        chosen = options.choices.get(variant.name, place)
+        return [] if chosen is None else [chosen]
     return [{}]
 
 
