@@ -25,7 +25,7 @@ from ramatch.train.assemble import load_frozen
 from ramatch.train.cached import CachedTask, fit_cached, ram_stem
 from ramatch.train.config import CachedConfig
 from ramatch.train.features import Views, cache_features
-from ramatch.train.study import Missing, Options, Runner, pseudo_unseen, read_parts
+from ramatch.train.study import Missing, Options, Place, Runner, pseudo_unseen, read_parts
 from ramatch.train.study_choice import Choices, choose
 from ramatch.train.study_rows import COLUMNS, RowFile
 from ramatch.train.study_spec import Job, Study, list_studies, load_study
@@ -43,7 +43,7 @@ def spec(*variants: dict, **fields) -> Study:
 
 def runner(tiny: Path, study: Study, file: Path | None = None, **options) -> Runner:
     options = {"seeds": (0,), **options}
-    return Runner("small", study, str(tiny / "backbone"), Options(**options), RowFile(file), device="cpu")
+    return Runner("small", study, Place(str(tiny / "backbone"), "cpu"), Options(**options), RowFile(file))
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -251,12 +251,26 @@ def test_features_and_pictures_are_made_once_for_those_that_share_them(tiny: Pat
     assert decoded == [96, 40]
 
 
+def test_studies_run_together_share_images_and_features(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    values = {"title": "t", "base": BASE, "variants": [{"name": "a"}]}
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values))
+        values = {**values, "variants": [{"name": "b", "ram": {"matcher": "average"}}]}
+    made = []
+    monkeypatch.setattr(features, "cache_features", lambda *a: made.append(a[2].count) or cache_features(*a))
+    both = f"{tmp_path / 'one.yaml'},{tmp_path / 'two.yaml'}"
+    assert main(arguments(tiny, both, "--seeds", "0", "--out", str(tmp_path / "s.csv"))) == 0
+    assert made == [2, 1]
+    rows = rows_of(tmp_path / "s.csv")
+    assert [(row["table"], row["command"].split()[2]) for row in rows] == [("one", "one.yaml"), ("two", "two.yaml")]
+    assert main(arguments(tiny, both, "--figure", "x.png")) == 2
+
+
 def test_what_a_backbone_cannot_do_is_said_with_the_reason(tiny: Path):
     study = spec({"name": "deep", "ram": {"adapted_layers": 7}}, {"name": "fine"}, {"name": "text", "needs_text": True})
     run = runner(tiny, study)
-    run.backbone.text = None
-    run.backbone.set_label_features = None  # not reached
-    run.backbone.given_labels = {
+    run.place.backbone.text = None
+    run.place.backbone.given_labels = {
         label: torch.randn(32) for label in read_test(tiny / "data", "gzsl").annotations.classes
     }
     found = list(run.run(tiny / "data"))
@@ -305,7 +319,7 @@ def test_validation_chooses_among_the_grid_and_later_runs_take_it(tiny: Path, tm
     assert entry["settings"] == {"optim.lr": float(best)}
     assert entry["score"] == pytest.approx(means[best], abs=0.01)
     assert choose(run.plan("data"), run.rows("data")[:3]) == [], "not before all points are measured"
-    chosen = Choices({("a", "data", "backbone"): {"optim.lr": 0.02}})
+    chosen = Choices({("small", "data", "backbone", "a"): {"optim.lr": 0.02}})
     [planned] = runner(tiny, study, choices=chosen).plan("data")
     assert planned.job.train_config().optim.lr == 0.02
     [plain] = runner(tiny, study).plan("data")
@@ -348,7 +362,7 @@ def test_the_table_has_means_spreads_and_the_papers_figures():
     assert (places, [(line.name, line.values) for line in found]) == (["2"], [("ZSL F1@3", (41.0,))])
 
 
-def arguments(tiny: Path, study: Path, *more: str) -> list[str]:
+def arguments(tiny: Path, study: Path | str, *more: str) -> list[str]:
     start = ["study", str(study), "--model", str(tiny / "backbone"), "--data", str(tiny / "data"), "--device", "cpu"]
     return [*start, *more]
 

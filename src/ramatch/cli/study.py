@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RamatchError
 from ..settings import dotted_names, parse_overrides
-from ._shared import add_device, count, given, pick
+from ._shared import add_device, count, given, pick, split
 
 if TYPE_CHECKING:
     from ..train.study import Runner
@@ -30,7 +30,7 @@ def add_verbs(verbs: Any) -> None:
         epilog="examples: ramatch study list; ramatch study matching --data coco-ov --out results/matching.csv",
     )
     add = parser.add_argument
-    add("study", metavar="NAME", help="a study's name or a YAML file; 'list' shows them")
+    add("study", metavar="NAME", help="a study's name or a YAML file, or several with commas; 'list' shows them")
     add("--model", default="ramatch-mini", metavar="M", help="backbone (default: %(default)s)")
     add("--label-features", metavar="F", help="fixed label features, for a backbone without a text tower")
     add("--base", choices=("aligned", "clip"), help="of the study's bases, that one (default: by the backbone)")
@@ -60,7 +60,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..train.study import Missing, Runner
+    from ..train.study import Missing, Place, Runner
     from ..train.study_rows import RowFile
     from ..train.study_spec import list_studies, load_study
     from ..train.study_table import table
@@ -69,30 +69,38 @@ def run(arguments: argparse.Namespace) -> int:
         for name, line in list_studies().items():
             print(f"{name:15s} {line}")
         return 0
-    name, study = load_study(arguments.study)
-    _check(arguments, study)
-    load = {"device": arguments.device, "label_features": arguments.label_features, "kind": arguments.base}
-    runner = Runner(name, study, arguments.model, _options(arguments, study), RowFile(arguments.out), **load)
-    missing: list[Missing] = []
-    for data in [] if arguments.table else arguments.data:
-        for found in runner.run(data):
-            if isinstance(found, Missing):
-                missing.append(found)
-                print(f"{found.data}: {found.variant}: {found.reason}", file=sys.stderr, flush=True)
-            else:
-                print(_line(found), file=sys.stderr, flush=True)
+    studies = [load_study(name) for name in split(arguments.study)]
+    for _, study in studies:
+        _check(arguments, study)
+    options = [_options(arguments, f, s) for f, (_, s) in zip(split(arguments.study), studies, strict=True)]
+    place = Place(arguments.model, arguments.device, arguments.label_features)
+    file, missing = RowFile(arguments.out), dict[str, list[Missing]]()
+    pairs = zip(studies, options, strict=True)
+    runners = [Runner(name, study, place, chosen, file, arguments.base) for (name, study), chosen in pairs]
+    for data in [] if arguments.table else arguments.data:  # data outside: studies share its images and features
+        for runner in runners:
+            for found in runner.run(data):
+                if isinstance(found, Missing):
+                    missing.setdefault(runner.table, []).append(found)
+                    told = f"{found.data}: {found.variant}: {found.reason}"
+                else:
+                    told = _line(found)
+                print(told, file=sys.stderr, flush=True)
     if arguments.validate:
-        return _choose(arguments, runner)
-    rows = [row for data in arguments.data for row in runner.rows(Path(data).name)]
-    print(table(study, rows, missing, markdown=arguments.markdown))
-    if arguments.figure:
-        _draw(arguments.figure, runner, rows)
+        return _choose(arguments, runners)
+    for runner in runners:
+        rows = [row for data in arguments.data for row in runner.rows(Path(data).name)]
+        print(table(runner.study, rows, missing.get(runner.table, ()), markdown=arguments.markdown), end="\n\n")
+        if arguments.figure:
+            _draw(arguments.figure, runner, rows)
     return 0
 
 
 def _check(arguments: argparse.Namespace, study: Any) -> None:
     if not arguments.data:
         raise RamatchError("study what? Give --data, a benchmark folder; it may be given several times")
+    if arguments.figure and len(split(arguments.study)) > 1:
+        raise RamatchError("--figure is one study's picture; name one, with --table it need not run again")
     if arguments.table and not (arguments.out and Path(arguments.out).exists()):
         raise RamatchError("--table shows the rows of a file; name it with --out")
     if arguments.validate and not arguments.settings:
@@ -104,7 +112,7 @@ def _check(arguments: argparse.Namespace, study: Any) -> None:
         raise RamatchError("two --data have the same name, by which rows are told apart")
 
 
-def _options(arguments: argparse.Namespace, study: Any) -> Any:
+def _options(arguments: argparse.Namespace, name: str, study: Any) -> Any:
     from ..train.config import CachedConfig
     from ..train.study import Options
     from ..train.study_choice import Choices
@@ -114,12 +122,12 @@ def _options(arguments: argparse.Namespace, study: Any) -> Any:
     choices = Choices.read(arguments.settings) if arguments.settings and not arguments.validate else None
     options = Options(**pick(arguments, "seeds", "limit", "test_limit", "validate"), changes=changes, choices=choices)
     picture = bool(arguments.figure) and study.figure.kind == "maps"
-    return replace(options.smoke() if arguments.smoke else options, picture=picture, command=_command(arguments))
+    return replace(options.smoke() if arguments.smoke else options, picture=picture, command=_command(arguments, name))
 
 
-def _command(arguments: argparse.Namespace) -> str:
+def _command(arguments: argparse.Namespace, name: str) -> str:
     """What makes the rows again; folders by their names."""
-    words = ["ramatch", "study", _name(arguments.study), "--model", _name(arguments.model)]
+    words = ["ramatch", "study", _name(name), "--model", _name(arguments.model)]
     for option in ("label_features", "base", "data", "limit", "test_limit", "epochs", "settings"):
         value = getattr(arguments, option)
         for one in value if isinstance(value, list) else [value]:
@@ -138,11 +146,11 @@ def _line(row: dict[str, str]) -> str:
     return f"{row['data']}: {row['variant']}, seed {row['seed']}: F1@3, mAP: {', '.join(figures)}"
 
 
-def _choose(arguments: argparse.Namespace, runner: Runner) -> int:
+def _choose(arguments: argparse.Namespace, runners: list[Runner]) -> int:
     from ..train.study_choice import RULE, choose, write_choices
 
-    names = [Path(data).name for data in arguments.data]
-    entries = [entry for name in names for entry in choose(runner.plan(name), runner.rows(name))]
+    pairs = [(runner, Path(data).name) for runner in runners for data in arguments.data]
+    entries = [entry for runner, name in pairs for entry in choose(runner.plan(name), runner.rows(name))]
     write_choices(arguments.settings, entries)
     for entry in entries:
         chosen = " ".join(f"{name}={value}" for name, value in entry["settings"].items())

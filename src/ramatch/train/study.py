@@ -29,7 +29,7 @@ from .cached import CachedTask, fit_cached, ram_stem, recognize_cached
 from .config import CachedConfig, DataConfig
 from .features import FeatureCache, FeatureStore, Views, fingerprint
 from .step_cost import step_cost
-from .study_choice import VALIDATION, Choices, with_points
+from .study_choice import SUFFIX, VALIDATION, Choices, with_points
 from .study_rows import Row, RowFile, make_row, row_name, settings_text
 from .study_spec import Job, Point, Study, kind_of
 
@@ -83,17 +83,33 @@ class Planned:
         return {name: row_name(name, *place, settings) for name, settings in self.settings.items()}
 
 
+class Place:
+    """A backbone, and the last data set on it: what studies that are run one after the other share."""
+
+    def __init__(self, backbone: str, device: str | None = None, label_features: str | None = None) -> None:
+        self.backbone = load_frozen(backbone, label_features=label_features).to(pick_device(device))
+        self.name = Path(backbone).name
+        self._bench: tuple[Any, Bench] | None = None
+
+    def bench(self, path: str | Path, options: Options) -> Bench:
+        """Images of a data set, decoded and put through the frozen layers when they are first asked for."""
+        key = str(path), options.limit, options.test_limit, options.validate
+        if self._bench is None or self._bench[0] != key:
+            self._bench = None  # before the next: its features take tens of gigabytes on a real set
+            self._bench = key, Bench(self.backbone, *read_parts(path, options))
+        return self._bench[1]
+
+
 class Runner:
     """A study on one backbone: what is to be done, what is there, and the doing of it."""
 
-    def __init__(self, name: str, study: Study, backbone: str, options: Options, file: RowFile, **load: Any) -> None:
-        """`load`: device, label_features, and `kind` of the base where the backbone's own guess is wrong."""
-        device, kind = pick_device(load.pop("device", None)), load.pop("kind", None)
-        self.backbone = load_frozen(backbone, **load).to(device)
-        self.kind = kind or kind_of(self.backbone)
-        self.backbone_name = Path(backbone).name
+    def __init__(
+        self, name: str, study: Study, place: Place, options: Options, file: RowFile, kind: str | None = None
+    ) -> None:
+        """`kind`: of the base, where the backbone's own guess is wrong."""
+        self.place, self.kind = place, kind or kind_of(place.backbone)
         self.study, self.options, self.file = study, options, file
-        self.table = name + ("-validation" if options.validate else "")
+        self.name, self.table = name, name + (SUFFIX if options.validate else "")
         self.predictions: dict[str, Prediction] = {}  # of one picture, by variant
         self.pictured: Record | None = None
 
@@ -103,14 +119,14 @@ class Runner:
         amounts = {"limit": options.limit, "test_limit": options.test_limit}
         fixed = {name: value for name, value in amounts.items() if value is not None}
         for variant in self.study.variants:
-            for point in with_points(self.study, variant, options, (data, self.backbone_name)):
+            for point in with_points(self.study, variant, options, (self.name, data, self.place.name)):
                 job = Job(self.study, variant, self.kind, point, options.changes)
                 settings = {**job.settings, **fixed}
                 for seed in options.seeds if job.looks else options.seeds[:1]:
                     shown = {variant.name: settings}
                     if not options.validate:
                         shown |= {name: {**settings, "test": also} for name, also in variant.also.items()}
-                    found.append(Planned(job, data, self.backbone_name, seed, shown))
+                    found.append(Planned(job, data, self.place.name, seed, shown))
         return found
 
     def rows(self, data: str) -> list[Row]:
@@ -128,9 +144,8 @@ class Runner:
         told = {planned.job.variant.name: reasons[id(planned.job)] for planned in todo}
         told |= self._unchosen(data)
         yield from (Missing(name, data, reason) for name, reason in told.items() if reason)
-        bench = None
         for planned in self._ordered(one for one in todo if not reasons[id(one.job)]):
-            bench = bench or Bench(self.backbone, *read_parts(path, self.options))
+            bench = self.place.bench(path, self.options)
             try:
                 rows = self._measure(bench, planned)
             except ImageError:
@@ -145,26 +160,26 @@ class Runner:
 
     def _unchosen(self, data: str) -> dict[str, str]:
         """Variants for which validation was asked to choose and did not, with the reason."""
-        choices, place, found = self.options.choices, (data, self.backbone_name), dict[str, str]()
+        choices, where, found = self.options.choices, (self.name, data, self.place.name), dict[str, str]()
         if choices is None:
             return found
         for variant in self.study.variants:
-            if self.study.points(variant) and choices.get(variant.name, place) is None:
+            if self.study.points(variant) and choices.get(where, variant.name) is None:
                 reason = self._impossible(Job(self.study, variant, self.kind))
                 found[variant.name] = reason or f"no settings in {choices.where} for it; --validate chooses them"
         return found
 
     def _impossible(self, job: Job) -> str | None:
-        if job.variant.needs_text and self.backbone.text is None:
-            return f"needs a text tower, and '{self.backbone_name}' has none"
+        if job.variant.needs_text and self.place.backbone.text is None:
+            return f"needs a text tower, and '{self.place.name}' has none"
         try:
             self._build(job)
         except RamatchError as error:  # settings were checked before: it is the backbone
-            return str(error).replace(self.backbone.name, self.backbone_name)
+            return str(error).replace(self.place.backbone.name, self.place.name)
         return None
 
     def _build(self, job: Job, backbone: Backbone | None = None) -> RAM:
-        backbone = backbone or self.backbone
+        backbone = backbone or self.place.backbone
         return build_method(backbone, job.ram_config(), job.method).to(backbone.device)
 
     def _ordered(self, todo: Iterable[Planned]) -> list[Planned]:
@@ -174,7 +189,7 @@ class Runner:
         for planned in todo:
             job, config = planned.job, planned.job.train_config()
             if id(job) not in seen:
-                stem = ram_stem(self._build(job), config.dtype(self.backbone.device))
+                stem = ram_stem(self._build(job), config.dtype(self.place.backbone.device))
                 seen[id(job)] = fingerprint(stem), stem.preprocess, config.views, config.mosaics
             groups.setdefault(seen[id(job)], []).append(planned)
         return [planned for group in groups.values() for planned in group]
@@ -187,7 +202,7 @@ class Runner:
         first = planned.seed == self.options.seeds[0] and not self.options.validate
         if self.study.cost and first and not (isinstance(ram, Method) and ram.needs_images):
             labels, batch = bench.train.classes, self.options.cost or self.study.cost
-            spent |= step_cost(self.backbone, partial(self._build, job), labels, config, batch)
+            spent |= step_cost(self.place.backbone, partial(self._build, job), labels, config, batch)
         shown = self.study.figure.variants or (variant.name,)
         if self.options.picture and variant.name in shown and variant.name not in self.predictions:
             self.pictured = bench.sample()
@@ -204,12 +219,12 @@ class Runner:
                 "data": planned.data,
             }
             facts |= {
-                "backbone": self.backbone_name,
+                "backbone": self.place.name,
                 "seed": planned.seed,
                 "settings": settings_text(planned.settings[name]),
             }
             facts |= {"command": self.options.command, "note": self._note(bench)}
-            rows.append(make_row(facts, bench.test(model, config) | spent, self.backbone.device))
+            rows.append(make_row(facts, bench.test(model, config) | spent, self.place.backbone.device))
         return rows
 
     def _note(self, bench: Bench) -> str:

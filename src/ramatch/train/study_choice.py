@@ -18,13 +18,14 @@ from .study_spec import Point, Study, Variant
 if TYPE_CHECKING:
     from .study import Options, Planned
 
+SUFFIX = "-validation"  # of the study's name, in rows of validation
 VALIDATION = 0.1  # share of the training images without held-out labels
 RULE = "the largest mean of GZSL mAP and GZSL F1@3 on validation, over its seeds; of equals the first"
 
 
 @dataclass
 class Choices:
-    """Points by (variant, data, backbone)."""
+    """Points by (study, data, backbone, variant)."""
 
     found: dict[tuple[str, ...], Point] = field(default_factory=dict)
     where: str = "the choices"
@@ -40,18 +41,19 @@ class Choices:
             ) from error
         return cls(found, str(path))
 
-    def get(self, variant: str, place: tuple[str, str]) -> Point | None:
-        return self.found.get((variant, *place))
+    def get(self, where: tuple[str, str, str], variant: str) -> Point | None:
+        """`where`: study, data, backbone."""
+        return self.found.get((*where, variant))
 
 
-def with_points(study: Study, variant: Variant, options: Options, place: tuple[str, str]) -> list[Point]:
+def with_points(study: Study, variant: Variant, options: Options, where: tuple[str, str, str]) -> list[Point]:
     """The points of a variant's grid that are to be run: all on validation; the chosen one, if there is one; or the
     settings as they are."""
     points = study.points(variant)
     if options.validate:
         return points
     if points and options.choices is not None:
-        chosen = options.choices.get(variant.name, place)
+        chosen = options.choices.get(where, variant.name)
         return [] if chosen is None else [chosen]
     return [{}]
 
@@ -69,7 +71,9 @@ def choose(planned: Sequence[Planned], rows: Sequence[Row]) -> list[dict[str, An
             continue
         scores = {p: mean(map(_score, measured)) for p, measured in points.items()}
         best = max(scores, key=scores.__getitem__)
-        entry = {"variant": variant, "data": data, "backbone": next(iter(points.values()))[0]["backbone"]}
+        row = next(iter(points.values()))[0]
+        entry = {"study": row["table"].removesuffix(SUFFIX), "data": data, "backbone": row["backbone"]}
+        entry |= {"variant": variant}
         entry |= {"settings": json.loads(best), "score": round(scores[best], 2)}
         entry |= {"among": [{"settings": json.loads(p), "score": round(s, 2)} for p, s in scores.items()]}
         found.append(entry)
@@ -89,4 +93,4 @@ def write_choices(path: str | Path, entries: Sequence[dict[str, Any]]) -> None:
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:
-    return entry["variant"], entry["data"], entry["backbone"]
+    return entry["study"], entry["data"], entry["backbone"], entry["variant"]
