@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +51,15 @@ SPEED = {
     "ratio": "{ratio}×",
     "goal": "{goal}",
 }
+FIGURES = {f"{protocol}_{name}" for protocol in ("zsl", "gzsl") for name in ("p3", "r3", "f1", "f1_5", "map")}
+FIGURES |= {"images_per_s", "memory_gb"} | {f"{w}_{n}" for w in ("step", "test") for n in ("images_per_s", "memory_gb")}
+STUDY = {"": "{row}", "data": "{data}", "backbone": "{backbone}", **ACCURACY, "seeds": "{seeds}"}
+COST = {"train step, images/s": "{step_images_per_s}", "train step, GB": "{step_memory_gb}"}
+COST |= {"test, images/s": "{test_images_per_s}", "test, GB": "{test_memory_gb}"}
+STUDIES = ("main", "matching", "modules", "loss", "lambda2", "prompt-length", "start-layer", "lla", "presets", "ours")
 TABLES = {
+    **{name: Table("studies.csv", STUDY) for name in (*STUDIES, "kcot")},
+    **{name: Table("studies.csv", STUDY | COST) for name in ("prompting", "efficiency")},
     "recipes": Table("coco_ov.csv", {"": "{row}", **ACCURACY, "seeds": "{seeds}"}),
     "study": Table("coco_ov.csv", {"": "{row}", **ACCURACY}),
     "mini": Table("coco_ov.csv", {"": "{row}", **ACCURACY, "seeds": "{seeds}"}),
@@ -136,7 +145,26 @@ TABLES = {
 def read_rows(file: str) -> list[dict[str, str]]:
     """Rows of a file under results/; a column `x_sd` is the standard deviation of `x`."""
     with (RESULTS / file).open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream, strict=True))
+        rows = list(csv.DictReader(stream, strict=True))
+    return over_seeds(rows) if rows and "seed" in rows[0] else rows
+
+
+def over_seeds(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Of a study's rows, one for each seed: means, with `x_sd` and `seeds`. A variant measured with several settings
+    is several rows."""
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        key = ("table", "variant", "data", "backbone", "settings")
+        groups.setdefault(tuple(row[name] for name in key), []).append(row)
+    found = []
+    for group in groups.values():
+        mean = {**group[0], "row": group[0]["variant"], "seeds": str(len(group))}
+        for name in FIGURES & group[0].keys():
+            values = [float(row[name]) for row in group if row[name]]
+            mean[name] = f"{statistics.mean(values):.1f}" if values else ""
+            mean[f"{name}_sd"] = f"{statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        found.append(mean)
+    return found
 
 
 def show(row: dict[str, str], template: str) -> str:

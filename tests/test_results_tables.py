@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.render_tables import PAGES
+from scripts.render_tables import PAGES, over_seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "results").glob("*.csv"))
@@ -57,6 +57,15 @@ def test_a_stale_table_is_noticed_and_rendered_again(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "README.md: stale tables: run make tables\n")
     assert subprocess.run([sys.executable, script], capture_output=True).returncode == 0
     assert page.read_bytes() == (ROOT / "README.md").read_bytes()
+
+
+def test_rows_of_seeds_become_means() -> None:
+    same = {"table": "t", "variant": "a", "data": "d", "backbone": "b", "settings": "{}", "zsl_map": ""}
+    rows = [{**same, "row": f"a, seed {seed}", "seed": seed, "zsl_f1": f1} for seed, f1 in (("0", "50"), ("1", "53"))]
+    first, other = over_seeds([*rows, {**rows[0], "settings": "{1}"}])
+    assert (first["row"], first["seeds"], first["zsl_f1"], first["zsl_f1_sd"]) == ("a", "2", "51.5", "2.1")
+    assert (first["zsl_map"], first["zsl_map_sd"]) == ("", "")
+    assert (other["seeds"], other["zsl_f1"], other["zsl_f1_sd"]) == ("1", "50.0", "")
 
 
 def figures(text: str) -> set[str]:

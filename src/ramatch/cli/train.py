@@ -1,4 +1,4 @@
-"""ramatch train, methods, eval, calibrate, align, adapt, study, import-authors, convert: models made and measured."""
+"""ramatch train, methods, eval, calibrate, align, adapt, import-authors, convert: models made and measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..config import MAPS, PARTS, PRECISIONS, PROTOCOLS, TEST_SETTINGS, WEIGHTS
 from ..errors import RamatchError
 from ..files import new_folder, write_json
 from ..labels import read_labels
-from ..settings import dotted_names, parse_overrides
+from ..settings import parse_overrides
 from ._shared import add_device, add_matcher, add_method, add_model, add_parts, count, given, model_options, pick
 
 CHANGES = "name=value"
@@ -21,16 +21,7 @@ OWN, COMPARED = "own-data", "compared"
 
 
 def add_verbs(verbs: Any) -> None:
-    for add_verb in (
-        _add_train,
-        _add_methods,
-        _add_eval,
-        _add_calibrate,
-        _add_align,
-        _add_adapt,
-        _add_folders,
-        _add_study,
-    ):
+    for add_verb in (_add_train, _add_methods, _add_eval, _add_calibrate, _add_align, _add_adapt, _add_folders):
         add_verb(verbs)
 
 
@@ -178,22 +169,6 @@ def _add_folders(verbs: Any) -> None:
     parser.set_defaults(run=run_convert)
 
 
-def _add_study(verbs: Any) -> None:
-    parser = verbs.add_parser("study", help="train several settings with several seeds and compare ways of scoring")
-    add = parser.add_argument
-    add("--model", required=True, metavar="M", help="backbone")
-    add("--label-features", metavar="F")
-    add("--data", required=True, metavar="D", help="benchmark folder with train, test_zsl and test_gzsl")
-    add("--variants", default="reference,ramatch", metavar="A,B", help="default: %(default)s")
-    add("--seeds", type=_numbers, default="0,1,2", metavar="A,B", help="default: %(default)s")
-    add("--limit", type=count, metavar="N", help="so many training images only, chosen by their names")
-    add("--test-limit", type=count, metavar="N", help="so many test images only, likewise")
-    add_device(parser)
-    add("--json", metavar="FILE")
-    add("overrides", nargs="*", metavar=CHANGES, help="of the training, e.g. batch_size=64 optim.lr=1e-3")
-    parser.set_defaults(run=run_study)
-
-
 def _add_data(parser: argparse.ArgumentParser, split: str | None = None) -> None:
     """Labelled images that a model is run on; `split` says what the option of that name is for."""
     add = parser.add_argument
@@ -213,13 +188,6 @@ def _add_captions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exclude", metavar="F", help="text file of image keys to leave out, one per line")
     parser.add_argument("--out", required=True, metavar="DIR", help="new folder")
     add_device(parser)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers") from None
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -378,25 +346,6 @@ def run_import(arguments: argparse.Namespace) -> int:
     for note in import_authors(Path(arguments.checkpoint), out):
         print(f"ramatch: note: {note}", file=sys.stderr)
     print(out)
-    return 0
-
-
-def run_study(arguments: argparse.Namespace) -> int:
-    from ..train.config import CachedConfig
-    from ..train.study import StudyData, study
-
-    data = StudyData(arguments.data, arguments.limit, arguments.test_limit)
-    chosen = pick(arguments, "label_features", "seeds", "device") | {"variants": arguments.variants.split(",")}
-    chosen["changes"] = parse_overrides(arguments.overrides, dotted_names(CachedConfig))
-    rows: list[dict[str, Any]] = []
-    for row in study(arguments.model, data, **chosen):
-        rows.append(row)
-        if arguments.json:  # after every row: a run that is cut short leaves what it had
-            write_json(arguments.json, rows)
-        print(f"{row['variant']}, seed {row['seed']}, {row['seconds']} s   (ZSL mAP, F1@3 | GZSL mAP, F1@3)")
-        for rule, found in row["scores"].items():
-            numbers = (f"{found[p]['mAP']:5.1f} {found[p]['F1@3']:5.1f}" for p in ("zsl", "gzsl"))
-            print(f"  {rule:18s}" + " | ".join(numbers), flush=True)
     return 0
 
 

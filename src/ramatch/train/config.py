@@ -240,6 +240,13 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
         if len(path.parts) > 1 or not inside.is_file():
             raise RamatchError(f"no recipe '{path}': give a YAML file or one of {', '.join(list_recipes())}")
         path = inside
+    values = read_values(path, "recipe")
+    kind = OwnConfig if values.get("learns") == "labels" else TrainConfig
+    return kind.from_dict(values).with_overrides(overrides)
+
+
+def read_values(path: Path, what: str) -> dict[str, Any]:
+    """Named values of a YAML (or JSON) file, which is a `what`."""
     text = read_text(path)
     try:
         values = json.loads(text)
@@ -251,9 +258,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
             raise RamatchError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     values = {} if values is None else values
     if not isinstance(values, dict):
-        raise RamatchError(f"{path}: a recipe is a set of named values, this is a {type(values).__name__}")
-    kind = OwnConfig if values.get("learns") == "labels" else TrainConfig
-    return kind.from_dict(values).with_overrides(overrides)
+        raise RamatchError(f"{path}: a {what} is a set of named values, this is a {type(values).__name__}")
+    return values
 
 
 def dump_config(config: TrainConfig | OwnConfig) -> str:

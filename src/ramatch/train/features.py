@@ -109,14 +109,21 @@ class FeatureStore:
         self._held: dict[str, tuple[Tensor, object, FeatureCache]] = {}
 
     def get(self, name: str, stem: Stem, pixels: Tensor, views: Views) -> FeatureCache:
-        key = views, stem.preprocess, stem.dtype, _probe(stem)
+        key = views, stem.preprocess, stem.dtype, fingerprint(stem)
         if name not in self._held or self._held[name][0] is not pixels or self._held[name][1] != key:
-            self._held.pop(name, None)  # before the next one is made: they take tens of gigabytes on a real set
+            # the last one goes before the next is made: they take tens of gigabytes on a real set
+            if self._held.pop(name, None) is not None and stem.device.type == "cuda":
+                torch.cuda.empty_cache()
             self._held[name] = pixels, key, cache_features(stem, pixels, views)
         return self._held[name][2]
 
+    def bytes(self) -> int:
+        """What all of them take."""
+        return sum(t.numel() * t.element_size() for *_, cache in self._held.values() for t in cache.streams.tensors)
 
-def _probe(stem: Stem) -> str:
+
+def fingerprint(stem: Stem) -> str:
+    """The same for stems that give the same streams, seen on one image of noise."""
     size = (1, 3, *stem.preprocess.size)
     state = stem(torch.randint(0, 256, size, generator=torch.Generator().manual_seed(0)).to(stem.device))
     shapes = [t.shape for t in state.tensors]
