@@ -27,6 +27,12 @@ MATCHERS = {
 METHODS = {
     "ram": "Recover and Match (Tan et al., CVPR 2025)",
     "clip": "zero-shot CLIP: the global feature alone (Radford et al., ICML 2021)",
+    "mkt": "MKT: a distilled student with a global and a top-k head (He et al., AAAI 2023)",
+    "ml-decoder": "ML-Decoder: labels as queries over patches (Ridnik et al., WACV 2023)",
+    "biam": "BiAM: regions in the light of each other and the scene (Narayan et al., ICCV 2021)",
+    "lesa": "LESA: attentions that all labels share (Huynh and Elhamifar, CVPR 2020)",
+    "sdl": "SDL: several vectors for each image (Ben-Cohen et al., ICCV 2021)",
+    "deep0tag": "Deep0Tag: a bag of instances (Rahman et al., TMM 2019)",
 }
 LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
 SCORES = ("softmax", "cosine", "joint", "partial")

@@ -12,12 +12,24 @@ from ..errors import RamatchError
 from ..modeling.backbone import Backbone
 from ..modeling.ram import RAM
 from .base import Method
+from .biam import BiAM
 from .clip import ZeroShotCLIP
+from .deep0tag import Deep0Tag
+from .lesa import LESA
+from .mkt import MKT
+from .ml_decoder import MLDecoder
+from .sdl import SDL
 
 __all__ = ["METHODS", "Method", "build_method", "describe", "untrained"]
 
 METHODS: dict[str, type[Method]] = {
     "clip": ZeroShotCLIP,
+    "mkt": MKT,
+    "ml-decoder": MLDecoder,
+    "biam": BiAM,
+    "lesa": LESA,
+    "sdl": SDL,
+    "deep0tag": Deep0Tag,
 }
 
 

@@ -123,3 +123,19 @@ class Method(RAM):
 
 def unit(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Features (..., D) at length √D: of about one size whatever the backbone, for layers that learn from them."""
+    return unit(x) * x.shape[-1] ** 0.5
+
+
+def top_mean(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Mean of each label's k highest scores of regions, (B, M, N) → (B, N), and the share each region has in it."""
+    best, places = scores.topk(min(k, scores.shape[1]), dim=1)
+    return best.mean(1), torch.zeros_like(scores).scatter(1, places, 1 / best.shape[1])
+
+
+def check_heads(heads: int, width: int) -> None:
+    if width % heads:
+        raise RamatchError(f"setting 'heads' must divide the width of what attends, {width}; got {heads}")
