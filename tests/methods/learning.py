@@ -58,8 +58,8 @@ def found(model: Method, cache: FeatureCache, targets: torch.Tensor) -> float:
 
 
 def learn(model: Method, epochs: int = 20, lr: float = 3e-3, **optim: float) -> tuple[float, float, list[float]]:
-    """Pairs in order on new pictures before and after training on others (a few of whose targets are unknown), and the loss's
-    way."""
+    """Pairs in order on new pictures before and after training on others (a few of whose targets are unknown), and how
+    the loss went."""
     pixels, targets = squares(512, seed=1)
     new, truth = squares(128, seed=2)
     unknown = torch.rand(targets.shape, generator=torch.Generator().manual_seed(3)) < 0.1

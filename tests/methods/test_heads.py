@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 
@@ -14,6 +16,8 @@ from tiny_models import backbone
 
 from ramatch.config import preset
 from ramatch.methods import build_method
+from ramatch.methods.base import MethodOutput
+from ramatch.modeling.ram import Labels
 
 HEADS = ("mkt", "ml-decoder", "biam", "lesa", "sdl", "deep0tag")
 LABELS = ("dog", "cat", "red car", "boat")
@@ -88,3 +92,28 @@ def test_half_precision(name: str):
         loss.backward()
         losses.append(loss.item())
     assert losses[1] == pytest.approx(losses[0], rel=0.05, abs=0.02)
+
+
+def waiting(step: Callable[[], torch.Tensor]) -> set[str]:
+    """Operators of a step and its gradient that ask the device for a number."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        step().backward()
+    return {"aten::item", "aten::nonzero", "aten::masked_select"} & {event.key for event in found.key_averages()}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_nothing_waits_for_the_host(name: str):
+    """No number is asked for and no shape depends on one, as a CUDA graph wants it."""
+    model = made(name, "clip").train()
+    d, g = model.backbone.dim, torch.Generator().manual_seed(3)
+    image, regions, names = (torch.randn(shape, generator=g) for shape in ((4, d), (4, 9, d), (4, d)))
+
+    def step() -> torch.Tensor:
+        scores, _, extra = model.logits(image, regions, Labels(LABELS, names, names))
+        return model.criterion(MethodOutput(scores, scores, extra=extra), TARGETS)
+
+    assert waiting(step) == set()
+    assert waiting(lambda: step() * step().item() + step()[None][TARGETS[:1, 0] > 0].sum()) == {
+        "aten::item",
+        "aten::nonzero",
+    }

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from learning import TARGETS, at_length, features, heads, keep, learn, linear, output, pairs, plain, small, squares
-from train_tiny import SEEN, tiny_backbone
+from train_tiny import SEEN, tiny_backbone, tiny_values, tiny_world
 
 from ramatch.config import preset
 from ramatch.methods import build_method
+from ramatch.modeling.checkpoints.folder import load_ram
+from ramatch.train import train
+from ramatch.train.config import TrainConfig
 
 
 def test_learns():
@@ -63,6 +66,26 @@ def test_two_stages_are_two_rates():
 
     assert state(prompt_lr=0.0) == (True, False)
     assert state(lr=0.0, prompt_lr=0.1) == (False, True)
+
+
+def test_second_stage_goes_on_from_the_first_run(tmp_path):
+    """As the file's head tells it: the student of the first run stays, the context that began as words learns."""
+
+    def run(name: str, **changes: object) -> dict[str, torch.Tensor]:
+        changes = {"model__method": "mkt", "model__settings": {"hidden": 8}, "epochs": 1, **changes}
+        train(TrainConfig.from_dict(tiny_values(tmp_path, output=str(tmp_path / name), **changes)), progress=False)
+        return load_ram(tmp_path / name / "model", build=build_method).adapters()
+
+    tiny_world(tmp_path)
+    words = small("mkt").label_set.prompts
+    first = run("first", optim__prompt_lr=0.0)
+    second = run("second", optim__lr=0.0, optim__prompt_lr=0.1, model__init=str(tmp_path / "first" / "model"))
+    assert torch.equal(first["label_set.prompts"], words)
+    assert first["local_head.2.weight"].abs().max() > 0
+    student = [key for key in first if key.startswith(("blocks", "global_head", "local_head"))]
+    assert len(student) > 10
+    assert all(torch.equal(first[key], second[key]) for key in student)
+    assert not torch.equal(second["label_set.prompts"], words)
 
 
 @pytest.mark.parametrize("changes", [{"prompts": "none"}, {"templates": ["{}"]}])

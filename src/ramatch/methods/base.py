@@ -130,6 +130,14 @@ def scaled(x: Tensor) -> Tensor:
     return unit(x) * x.shape[-1] ** 0.5
 
 
+def products(x: Tensor, names: Tensor) -> Tensor:
+    """Inner products of x (..., D) with labels (N, D), in full precision under autocast too: scores that differ by
+    little must not fall together."""
+    with torch.autocast(x.device.type, enabled=False):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x.to(wide) @ names.to(wide).T
+
+
 def top_mean(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Mean of each label's k highest scores of regions, (B, M, N) → (B, N), and the share each region has in it."""
     best, places = scores.topk(min(k, scores.shape[1]), dim=1)

@@ -25,7 +25,7 @@ from ..modeling.backbone import Backbone
 from ..modeling.losses import pairwise
 from ..modeling.ram import Labels
 from ..settings import Count, Settings
-from .base import Method, MethodOutput, check_heads, scaled, top_mean
+from .base import Method, MethodOutput, check_heads, products, scaled, top_mean
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class BiAM(Method):
 
     def logits(self, image: Tensor, regions: Tensor, labels: Labels) -> tuple[Tensor, Tensor | None, tuple]:
         enriched = self.enrich(scaled(regions))
-        scores = self.semantic(enriched) @ labels.directions.to(image.dtype).T
-        return *top_mean(scores, self.settings.top_k), ()
+        return *top_mean(products(self.semantic(enriched), labels.directions), self.settings.top_k), ()
 
     def enrich(self, x: Tensor) -> Tensor:
         """The bi-level attention module: regions (B, M, D) in the light of each other and of the scene."""

@@ -25,7 +25,7 @@ from ..modeling.backbone import Backbone
 from ..modeling.losses import pairwise
 from ..modeling.ram import Labels
 from ..settings import Count, OneOf, Positive, Settings
-from .base import Method, MethodOutput, scaled
+from .base import Method, MethodOutput, products, scaled
 
 POOLINGS = ("mix", "mean", "max", "lse")
 
@@ -49,8 +49,8 @@ class Deep0Tag(Method):
 
     def logits(self, image: Tensor, regions: Tensor, labels: Labels) -> tuple[Tensor, Tensor | None, tuple]:
         bag = self.semantic(scaled(torch.cat([image[:, None], regions], 1)))
-        scores = (bag @ labels.directions.to(image.dtype).T).float()  # (B, 1 + M, N)
-        return self.pool(scores), self.shares(scores[:, 1:]), ()
+        scores = products(bag, labels.directions)  # (B, 1 + M, N)
+        return self.pool(scores), None if self.training else self.shares(scores[:, 1:]), ()
 
     def pool(self, scores: Tensor) -> Tensor:
         """Scores of instances → of the image, (B, N)."""

@@ -25,7 +25,7 @@ from ..modeling.backbone import Backbone
 from ..modeling.losses import pairwise
 from ..modeling.ram import Labels
 from ..settings import Count, NotNegative, Settings
-from .base import Method, MethodOutput, scaled, unit
+from .base import Method, MethodOutput, products, scaled, unit
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class LESA(Method):
     def logits(self, image: Tensor, regions: Tensor, labels: Labels) -> tuple[Tensor, Tensor | None, tuple]:
         regions = scaled(regions)
         attention = self.attend(regions).softmax(1).transpose(1, 2)  # (B, attentions, M)
-        names = self.semantic(labels.directions.to(image.dtype)).T
-        scores = attention.to(regions.dtype) @ regions @ names  # (B, attentions, N)
+        names = self.semantic(labels.directions.to(image.dtype))
+        scores = products(attention.to(regions.dtype) @ regions, names)  # (B, attentions, N)
         best, chosen = scores.max(1)
         where = attention.transpose(1, 2).gather(2, chosen[:, None].expand(-1, regions.shape[1], -1))
-        return best, where, (attention, scores, regions.mean(1) @ names) if self.training else ()
+        return best, where, (attention, scores, products(regions.mean(1), names)) if self.training else ()
 
     def criterion(self, output: MethodOutput, targets: Tensor) -> Tensor:
         attention, scores, plain = (x.float() for x in output.extra)
@@ -80,7 +80,7 @@ def relevance(scores: Tensor, plain: Tensor, targets: Tensor) -> Tensor:
 
 
 def distribution(scores: Tensor, targets: Tensor) -> Tensor:
-    """How unevenly the batch's present labels choose among attentions: 0 for evenly, attentions − 1 for all the same."""
+    """How unevenly the batch's present labels choose among attentions: 0 if evenly, attentions − 1 if all the same."""
     positive = (targets > 0).float()
     chosen = (scores.softmax(1) * positive[:, None]).sum((0, 2)) / positive.sum().clamp(min=1)
     return len(chosen) * chosen.square().sum() - (positive.sum() > 0).float()

@@ -27,7 +27,7 @@ from ..modeling.backbone import Backbone, Block, TowerConfig
 from ..modeling.losses import ranking
 from ..modeling.ram import Labels
 from ..settings import Count, NotNegative, Positive, Settings
-from .base import Method, MethodOutput, check_heads, top_mean, unit
+from .base import Method, MethodOutput, check_heads, products, top_mean, unit
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,8 @@ class MKT(Method):
         for block in self.blocks:
             x = block(x)
         whole, parts = self.global_head(x[:, 0]), self.local_head(x[:, 1:])
-        names = labels.directions.to(image.dtype).T
-        local, where = top_mean(parts @ names, self.settings.top_k)
-        return whole @ names + local, where, (whole, frozen)
+        local, where = top_mean(products(parts, labels.directions), self.settings.top_k)
+        return products(whole, labels.directions) + local, where, (whole, frozen)
 
     def criterion(self, output: MethodOutput, targets: Tensor) -> Tensor:
         whole, frozen = (x.float() for x in output.extra)

@@ -23,7 +23,7 @@ from ..modeling.backbone import Backbone
 from ..modeling.losses import pairwise
 from ..modeling.ram import Labels
 from ..settings import Count, Settings, Share
-from .base import Method, MethodOutput, scaled
+from .base import Method, MethodOutput, products, scaled
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class SDL(Method):
         self.embedding = nn.Linear(backbone.dim, settings.vectors * backbone.dim)
 
     def logits(self, image: Tensor, regions: Tensor, labels: Labels) -> tuple[Tensor, Tensor | None, tuple]:
-        names = labels.directions.to(image.dtype)
         matrix = self.embedding(scaled(image)).unflatten(-1, (self.settings.vectors, -1))  # A: (B, M, D)
-        return (matrix @ names.T).amax(1), None, (matrix, names) if self.training else ()
+        scores = products(matrix, labels.directions).amax(1)
+        return scores, None, (matrix, labels.directions) if self.training else ()
 
     def criterion(self, output: MethodOutput, targets: Tensor) -> Tensor:
         matrix, names = (x.float() for x in output.extra)
