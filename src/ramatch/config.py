@@ -31,6 +31,12 @@ METHODS = {
     "dualcoop": "DualCoOp: positive and negative contexts, matched with each region (Sun et al., NeurIPS 2022)",
     "dualcoop-pp": "DualCoOp++: an evidential context besides, and winner-take-all (Hu et al., TPAMI 2023)",
     "comc": "after the abstract of CoMC: a classifier that learns from sentences (Liu et al., ICML 2024)",
+    "mkt": "MKT: a distilled student with a global and a top-k head (He et al., AAAI 2023)",
+    "ml-decoder": "ML-Decoder: labels as queries over patches (Ridnik et al., WACV 2023)",
+    "biam": "BiAM: regions in the light of each other and the scene (Narayan et al., ICCV 2021)",
+    "lesa": "LESA: attentions that all labels share (Huynh and Elhamifar, CVPR 2020)",
+    "sdl": "SDL: several vectors for each image (Ben-Cohen et al., ICCV 2021)",
+    "deep0tag": "Deep0Tag: a bag of instances (Rahman et al., TMM 2019)",
 }
 LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
 SCORES = ("softmax", "cosine", "joint", "partial")

@@ -12,11 +12,17 @@ from ..errors import RamatchError
 from ..modeling.backbone import Backbone
 from ..modeling.ram import RAM
 from .base import Method
+from .biam import BiAM
 from .clip import ZeroShotCLIP
 from .comc import CoMC
 from .coop import CoOp
 from .dualcoop import DualCoOp
 from .dualcoop_pp import DualCoOpPP
+from .deep0tag import Deep0Tag
+from .lesa import LESA
+from .mkt import MKT
+from .ml_decoder import MLDecoder
+from .sdl import SDL
 
 __all__ = ["METHODS", "Method", "build_method", "describe", "untrained"]
 
@@ -26,6 +32,12 @@ METHODS: dict[str, type[Method]] = {
     "dualcoop": DualCoOp,
     "dualcoop-pp": DualCoOpPP,
     "comc": CoMC,
+    "mkt": MKT,
+    "ml-decoder": MLDecoder,
+    "biam": BiAM,
+    "lesa": LESA,
+    "sdl": SDL,
+    "deep0tag": Deep0Tag,
 }
 
 

@@ -129,3 +129,27 @@ def cosines(features: Tensor, labels: Tensor) -> Tensor:
     """Cosine of features (..., D) with unit label features (N, D): (..., N), float32 under autocast too."""
     with torch.autocast(features.device.type, enabled=False):
         return unit(features.float()) @ labels.float().T
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Features (..., D) at length √D: of about one size whatever the backbone, for layers that learn from them."""
+    return unit(x) * x.shape[-1] ** 0.5
+
+
+def products(x: Tensor, names: Tensor) -> Tensor:
+    """Inner products of x (..., D) with labels (N, D), in full precision under autocast too: scores that differ by
+    little must not fall together."""
+    with torch.autocast(x.device.type, enabled=False):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x.to(wide) @ names.to(wide).T
+
+
+def top_mean(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Mean of each label's k highest scores of regions, (B, M, N) → (B, N), and the share each region has in it."""
+    best, places = scores.topk(min(k, scores.shape[1]), dim=1)
+    return best.mean(1), torch.zeros_like(scores).scatter(1, places, 1 / best.shape[1])
+
+
+def check_heads(heads: int, width: int) -> None:
+    if width % heads:
+        raise RamatchError(f"setting 'heads' must divide the width of what attends, {width}; got {heads}")

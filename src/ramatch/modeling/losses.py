@@ -62,10 +62,24 @@ def asl(
 def ranking(logits: Tensor, targets: Tensor, *, margin: float = 1.0, gather: Gather | None = None) -> Tensor:
     """Ranking loss (Eq. 20; Gong et al., 2013): hinge over every (positive, negative) pair of an image, summed over
     pairs and images: as large as the paper says it is."""
+    costs, _ = _pair_costs(logits, targets, lambda gaps: (margin + gaps).clamp(min=0))
+    return costs.sum() * _processes(costs, gather)
+
+
+def pairwise(logits: Tensor, targets: Tensor, *, smooth: bool = False) -> Tensor:
+    """Each image's own ranking loss, mean over its (positive, negative) pairs, (B,): hinge of margin 1, or `smooth`,
+    log(1 + exp(s_negative − s_positive)) (RankNet; Burges et al., 2005). An image without a pair has none."""
+    costs, pairs = _pair_costs(logits, targets, F.softplus if smooth else lambda gaps: (1 + gaps).clamp(min=0))
+    return costs / pairs.clamp(min=1)
+
+
+def _pair_costs(logits: Tensor, targets: Tensor, cost: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """`cost` of s_negative − s_positive, summed over each image's pairs, and how many pairs there are; both (B,)."""
     logits = logits.float()
     positive, negative = targets > 0, targets == 0
-    gaps = (margin + logits[:, None, :] - logits[:, :, None]).clamp(min=0)  # (B, positive i, negative j)
-    return (gaps * (positive[:, :, None] & negative[:, None, :])).sum() * _processes(logits, gather)
+    costs = cost(logits[:, None, :] - logits[:, :, None])  # (B, positive i, negative j)
+    costs = costs * (positive[:, :, None] & negative[:, None, :])
+    return costs.sum((1, 2)), positive.sum(1) * negative.sum(1)
 
 
 def sigmoid(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
