@@ -31,6 +31,9 @@ METHODS = {
     "dualcoop": "DualCoOp: positive and negative contexts, matched with each region (Sun et al., NeurIPS 2022)",
     "dualcoop-pp": "DualCoOp++: an evidential context besides, and winner-take-all (Hu et al., TPAMI 2023)",
     "comc": "after the abstract of CoMC: a classifier that learns from sentences (Liu et al., ICML 2024)",
+    "tagclip": "TagCLIP: patches, refined by attention, and their crops (Lin et al., AAAI 2024)",
+    "sparc": "SPARC: standardized scores and compound prompts (Miller et al., CVPR 2025)",
+    "piaa": "PIAA: a classifier from unlabelled patches (Wang et al., ICML 2026)",
 }
 LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
 SCORES = ("softmax", "cosine", "joint", "partial")

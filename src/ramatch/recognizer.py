@@ -243,7 +243,7 @@ class Recognizer:
         return trusted if words.learned is None else trusted.alone(words.learned.numpy()[: len(found.labels)])
 
     def _encode(self, names: Sequence[str], templates: Sequence[str] | None) -> Labels:
-        if len(names) < REMEMBERED:
+        if len(names) < REMEMBERED or self.ram.method is not None:  # which encodes labels in a way of its own
             return self.ram.encode_labels(names, templates)
         return remembered(self.ram, names, templates)
 

@@ -17,6 +17,9 @@ from .comc import CoMC
 from .coop import CoOp
 from .dualcoop import DualCoOp
 from .dualcoop_pp import DualCoOpPP
+from .piaa import PIAA
+from .sparc import SPARC
+from .tagclip import TagCLIP
 
 __all__ = ["METHODS", "Method", "build_method", "describe", "untrained"]
 
@@ -26,6 +29,9 @@ METHODS: dict[str, type[Method]] = {
     "dualcoop": DualCoOp,
     "dualcoop-pp": DualCoOpPP,
     "comc": CoMC,
+    "tagclip": TagCLIP,
+    "sparc": SPARC,
+    "piaa": PIAA,
 }
 
 
