@@ -95,8 +95,8 @@ def test_score_of_an_image() -> None:
 
 
 def world(count: int, own: torch.Tensor, noise: torch.Tensor, g: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of 3 patches, and what they show: a patch shows one of two things, and varies along a direction in which it
-    means nothing."""
+    """Images of 3 patches, and what they show: a patch shows one of two things, and varies along a direction in which
+    it means nothing."""
     shown, regions = torch.zeros(count, 6), torch.zeros(count, 3, DIM)
     for i in range(count):
         which = torch.randperm(6, generator=g)[:2][torch.randint(2, (3,), generator=g)]

@@ -141,9 +141,9 @@ def test_cached_features_are_not_enough() -> None:
         ram.trunk(streams)
 
 
-def colours() -> tuple[Backbone, dict[str, torch.Tensor]]:
-    """A tower that sees colours: a patch's color is its feature, patches attend to those of their color, the class token
-    to all alike."""
+def colors() -> tuple[Backbone, dict[str, torch.Tensor]]:
+    """A tower that sees colors: a patch's color is its feature, patches attend to those of their color, the class
+    token to all alike."""
     side, width = 32, 8
     vision = TowerConfig(width, 3, 1, 8, patch=8, image=side)
     own = Backbone(vision, None, width, Preprocess((side, side), (0.0,) * 3, (1.0,) * 3), logit_scale=20.0)
@@ -167,7 +167,7 @@ def colours() -> tuple[Backbone, dict[str, torch.Tensor]]:
 
 def test_right_where_plain_cosines_are_wrong() -> None:
     """Red with a little blue is purple to the global feature."""
-    own, rgb = colours()
+    own, rgb = colors()
     names, picture = list(rgb), (255 * rgb["red"])[:, None, None].expand(3, 32, 32).clone()
     picture[:, 8:24, 8:24] = (255 * rgb["blue"])[:, None, None]
     picture = picture.to(torch.uint8)[None]

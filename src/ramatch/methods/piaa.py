@@ -7,9 +7,9 @@ The paper itself was not at hand, only its abstract, the authors' project page a
 equations. From these: patches are classified by Gaussian discriminant analysis, w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c,
 built in three stages: (I) by the softmax of their similarity with the labels' text, each label's 512 patches of least
 entropy are its anchors, which give a first classifier; (II) anchors stay that this classifier's own probability q
-confirms, at least its mean plus its deviation; (III) means weighted by q, and a covariance shrunk by its trace, give the
-final one. An image's score is the softmax over labels of each label's largest patch probability, 0.9 of it beside 0.1
-of the softmax of the global feature.
+confirms, at least its mean plus its deviation; (III) means weighted by q, and a covariance shrunk by its trace, give
+the final one. An image's score is the softmax over labels of each label's largest patch probability, 0.9 of it beside
+0.1 of the softmax of the global feature.
 
 Decided here: a patch is an anchor only of its likeliest label (a label that no patch prefers has its one likeliest
 patch); mean and deviation of q are over all patches of the bank, and a label that would lose all anchors keeps them; Σ

@@ -3,8 +3,8 @@
 Kevin Miller, Aditya Gangrade, Samarth Mishra, Kate Saenko, Venkatesh Saligrama, "SPARC: Score Prompting and Adaptive
 Fusion for Zero-Shot Multi-Label Recognition in Vision-Language Models", CVPR 2025.
 
-As in the paper: each image's scores standardized over the labels, those of compound prompts by the mean and deviation of
-prompts with single labels (Eq. 1); each prompt's scores standardized over images (Eq. 2); the order statistics of a
+As in the paper: each image's scores standardized over the labels, those of compound prompts by the mean and deviation
+of prompts with single labels (Eq. 1); each prompt's scores standardized over images (Eq. 2); the order statistics of a
 label's compound prompts, weighted together with its own score by the direction of largest variance over images (Eq. 3,
 4), added to its own score (Eq. 5, standardized as Algorithm 1 has it).
 
@@ -72,7 +72,7 @@ def ranked(scores: Tensor) -> Tensor:
 
 
 def directions(scores: Tensor) -> Tensor:
-    """Eq. 3: for each label the unit vector along which its scores (n, N, 1 + K) vary most over the images, (N, 1+K)."""
+    """Eq. 3: for each label the unit vector (N, 1 + K) along which its scores (n, N, 1 + K) vary most over images."""
     centered = (scores - scores.mean(0)).transpose(0, 1).double()
     found = torch.linalg.eigh(centered.mT @ centered).eigenvectors[..., -1]
     return torch.where(found.sum(-1, keepdim=True) < 0, -found, found).to(scores.dtype)

@@ -7,8 +7,8 @@ Training", AAAI 2024.
 The paper itself was not at hand, only its abstract and a reader's public digest of its equations. From these:
 
 * coarse: softmax over labels of patches whose last self-attention is left out, P_coarse (M, N);
-* DMAR: M_attn (i, j) where attention is above its layer's mean in more than K layers; P̂ = mean_l (M_attn ⊙ A_l) P_coarse;
-  M_cls leaves out, label by label, patches with less than the mean of P̂; P_refined is P̂ with both masks;
+* DMAR: M_attn (i, j) where attention is above its layer's mean in more than K layers; P̂ = mean_l (M_attn ⊙ A_l)
+  P_coarse; M_cls leaves out, label by label, patches with less than the mean of P̂; P_refined is P̂ with both masks;
 * CWR: a label's region in P_refined is cropped to its box and resized; the original tower, with patches outside the
   region masked from attention, gives its class token's softmax, P_global; P_final = ½ max_i P_coarse + ½ P_global.
 
@@ -19,8 +19,8 @@ looked at, and for all others P_global is the whole image's. The crop is cut fro
 picture as it was.
 
 Backbones of `ramatch align` (preset `aligned`: final patches as they are) keep their last self-attention, by which
-their patches were aligned; of their global feature, class token and mean of patches, the mean is of the region's. Cached
-features have neither attention nor pixels: it wants images.
+their patches were aligned; of their global feature, class token and mean of patches, the mean is of the region's.
+Cached features have neither attention nor pixels: it wants images.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .base import Method
 
 @dataclass(frozen=True)
 class TagCLIPSettings(Settings):
-    """`votes`: share of the layers that must agree (K). `region`: where P_refined, from 0 to 1, makes a region. `crops`:
-    labels of an image that are looked at again. `local`: share of the coarse score (λ)."""
+    """`votes`: share of the layers that must agree (K). `region`: where P_refined, from 0 to 1, makes a region.
+    `crops`: labels of an image that are looked at again. `local`: share of the coarse score (λ)."""
 
     votes: Share = 0.5
     region: Share = 0.5
