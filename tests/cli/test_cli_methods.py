@@ -136,6 +136,8 @@ def test_clip_as_it_is(ramatch, world, tmp_path):
     assert (measured.code, measured.err) == (0, "")
     plain.save_pretrained(tmp_path / "model", with_backbone=True)
     assert ramatch("eval", "--model", tmp_path / "model", *test).out == measured.out
+    for change in (("--matcher", "ot"), ("score=partial",)):
+        ramatch("eval", "--model", world / "backbone", *test, *change).refused("clip", "of its own")
     result = ramatch(
         *("explain", picture, "--model", world / "backbone", "--method", "clip", "--labels", WORDS),
         *("--device", "cpu", "--out", tmp_path / "why.png"),

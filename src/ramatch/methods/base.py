@@ -115,6 +115,9 @@ class Method(RAM):
         kept |= {"mass": 1 / n, "grid": trunk.grid, "extra": extra}
         return MethodOutput(scores, scores, scores, **kept)
 
+    def with_config(self, config: RAMConfig) -> RAM:
+        raise RamatchError(f"method '{self.name}' matches and scores in a way of its own; these settings are RAM's")
+
     def loss(self, output: Output, targets: Tensor, kind: str = "", gather: Gather | None = None) -> Tensor:
         """Its own loss; RAM's (`kind`) are not asked."""
         assert isinstance(output, MethodOutput)
