@@ -55,22 +55,24 @@ def test_the_three_stages() -> None:
     text[3] = -patches.mean(0) - 5 * text[:3].mean(0)  # a label that no patch prefers
     text = F.normalize(text, dim=-1)
     probabilities = (8 * patches @ text.T).softmax(-1)
-    weight, bias = classifier(patches, probabilities, PIAASettings(anchors=9, shrinkage=0.2))
+    weight, bias = classifier(patches, probabilities, PIAASettings(anchors=40, shrinkage=0.2))
 
     x, p = patches.numpy(), probabilities.numpy()
     entropy = [-(row * np.log(row)).sum() for row in p]
     chosen = []
     for c in range(4):
         mine = [i for i in range(120) if p[i].argmax() == c] or [int(p[:, c].argmax())]
-        chosen.append(sorted(mine, key=lambda i: entropy[i])[:9])
-    assert any(len([i for i in range(120) if p[i].argmax() == c]) > 9 for c in range(4))
+        chosen.append(sorted(mine, key=lambda i: entropy[i])[:40])
+    assert any(len([i for i in range(120) if p[i].argmax() == c]) > 40 for c in range(4))
     w, b = gda([[(1.0, x[i]) for i in rows] for rows in chosen], 0.2)
     q = np.array([softmax(w @ row + b) for row in x])
-    groups = []
+    groups, lost = [], 0
     for c, rows in enumerate(chosen):
         limit = q[:, c].mean() + q[:, c].std()
         pure = [i for i in rows if q[i, c] >= limit] or rows
+        lost += len(rows) - len(pure)
         groups.append([(q[i, c], x[i]) for i in pure])
+    assert lost > 0
     w, b = gda(groups, 0.2)
     assert np.allclose(weight.numpy(), w, rtol=1e-4, atol=1e-5)
     assert np.allclose(bias.numpy(), b, rtol=1e-4, atol=1e-5)
