@@ -33,14 +33,14 @@ def made(**settings: object) -> PIAA:
     return ram
 
 
-def gda(groups: list[list[tuple[float, np.ndarray]]], gamma: float) -> tuple[np.ndarray, np.ndarray]:
+def gda(groups: list[list[tuple[float, np.ndarray]]]) -> tuple[np.ndarray, np.ndarray]:
     """Weighted patches of each label → w_c and b_c, loop by loop."""
     means = [sum(q * x for q, x in group) / sum(q for q, _ in group) for group in groups]
     total = sum(q for group in groups for q, _ in group)
     sigma = sum(q * np.outer(x - m, x - m) for group, m in zip(groups, means, strict=True) for q, x in group) / total
-    sigma = (1 - gamma) * sigma + gamma * np.trace(sigma) / len(sigma) * np.eye(len(sigma))
-    weights = np.array([np.linalg.inv(sigma) @ m for m in means])
-    return weights, np.array([-0.5 * m @ np.linalg.inv(sigma) @ m for m in means])
+    count, size = sum(map(len, groups)), len(sigma)
+    inverse = size * np.linalg.inv((count - 1) * sigma + np.trace(sigma) * np.eye(size))
+    return np.array([inverse @ m for m in means]), np.array([-0.5 * m @ inverse @ m for m in means])
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_the_three_stages() -> None:
     text[3] = -patches.mean(0) - 5 * text[:3].mean(0)  # a label that no patch prefers
     text = F.normalize(text, dim=-1)
     probabilities = (8 * patches @ text.T).softmax(-1)
-    weight, bias = classifier(patches, probabilities, PIAASettings(anchors=40, shrinkage=0.2))
+    weight, bias = classifier(patches, probabilities, PIAASettings(anchors=40))
 
     x, p = patches.numpy(), probabilities.numpy()
     entropy = [-(row * np.log(row)).sum() for row in p]
@@ -64,7 +64,7 @@ def test_the_three_stages() -> None:
         mine = [i for i in range(120) if p[i].argmax() == c] or [int(p[:, c].argmax())]
         chosen.append(sorted(mine, key=lambda i: entropy[i])[:40])
     assert any(len([i for i in range(120) if p[i].argmax() == c]) > 40 for c in range(4))
-    w, b = gda([[(1.0, x[i]) for i in rows] for rows in chosen], 0.2)
+    w, b = gda([[(1.0, x[i]) for i in rows] for rows in chosen])
     q = np.array([softmax(w @ row + b) for row in x])
     groups, lost = [], 0
     for c, rows in enumerate(chosen):
@@ -73,7 +73,7 @@ def test_the_three_stages() -> None:
         lost += len(rows) - len(pure)
         groups.append([(q[i, c], x[i]) for i in pure])
     assert lost > 0
-    w, b = gda(groups, 0.2)
+    w, b = gda(groups)
     assert np.allclose(weight.numpy(), w, rtol=1e-4, atol=1e-5)
     assert np.allclose(bias.numpy(), b, rtol=1e-4, atol=1e-5)
 

@@ -13,8 +13,10 @@ the final one. An image's score is the softmax over labels of each label's large
 
 Decided here: a patch is an anchor only of its likeliest label (a label that no patch prefers has its one likeliest
 patch); mean and deviation of q are over all patches of the bank, and a label that would lose all anchors keeps them; Σ
-is within labels, (1 − γ)Σ + γ tr(Σ)/D · I with γ = 0.1; labels are equally likely beforehand; features have length 1;
-no temperature in the last softmax.
+is within labels, and its inverse D((n − 1)Σ + tr(Σ)I)⁻¹ for n anchors, which the analysis has in "A Hard-to-Beat
+Baseline for Training-free CLIP-based Adaptation" (Wang et al., ICLR 2024); labels are equally likely beforehand;
+features have length 1; no temperature in the last softmax. A sharper inverse, such as that of (1 − γ)Σ + γ tr(Σ)/D · I,
+gives probabilities that are 1 to the last bit, which no longer rank images.
 
 Differs: patches are RAM's regions (self-aware attention on a CLIP), where the paper has the encoders of SCLIP, ITACLIP
 or SC-CLIP, which also only change the last layers' attention. The classifier is of the vocabulary that is asked for,
@@ -38,12 +40,11 @@ from .base import Method, unit
 
 @dataclass(frozen=True)
 class PIAASettings(Settings):
-    """`patches`: how many are kept. `anchors`: of them at most for each label. `shrinkage`: γ. `share`: of the patches'
-    score beside the global feature's."""
+    """`patches`: how many are kept. `anchors`: of them at most for each label. `share`: of the patches' score
+    beside the global feature's."""
 
     patches: Count = 32_768
     anchors: Count = 512
-    shrinkage: Share = 0.1
     share: Share = 0.9
     seed: Natural = 0
 
@@ -68,28 +69,27 @@ def anchors(probabilities: Tensor, count: int) -> Tensor:
     return out
 
 
-def discriminant(patches: Tensor, weights: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
+def discriminant(patches: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Patches (P, D) that belong to labels with weights (P, N) ≥ 0 → the classifier's (N, D) and (N,)."""
     x, w = patches.double(), weights.double()
     total = w.sum(0)
     means = (w.T @ x) / total[:, None]
     # the scatter within labels: Σ_pc w_pc (x_p − μ_c)(x_p − μ_c)ᵀ, without a difference for every pair
     covariance = ((x * w.sum(1, keepdim=True)).T @ x - (means * total[:, None]).T @ means) / total.sum()
-    size = covariance.trace() / len(covariance)
     eye = torch.eye(len(covariance), dtype=x.dtype, device=x.device)
-    shrunk = (1 - shrinkage) * covariance + (shrinkage * size + 1e-9) * eye
-    weight = torch.linalg.solve(shrunk, means.T).T
+    shrunk = ((w > 0).sum() - 1) * covariance + (covariance.trace() + 1e-9) * eye
+    weight = len(covariance) * torch.linalg.solve(shrunk, means.T).T
     return weight.to(patches.dtype), (-0.5 * (weight * means).sum(1)).to(patches.dtype)
 
 
 def classifier(patches: Tensor, probabilities: Tensor, settings: PIAASettings) -> tuple[Tensor, Tensor]:
     """All three stages: patches (P, D), probabilities (P, N) by text → (N, D), (N,)."""
     chosen = anchors(probabilities, settings.anchors)
-    weight, bias = discriminant(patches, chosen, settings.shrinkage)
+    weight, bias = discriminant(patches, chosen)
     confidence = (patches @ weight.T + bias).softmax(-1)
     pure = chosen * (confidence >= confidence.mean(0) + confidence.std(0, correction=0))
     pure = torch.where(pure.any(0), pure, chosen)
-    return discriminant(patches, pure * confidence.clamp(min=1e-6), settings.shrinkage)
+    return discriminant(patches, pure * confidence.clamp(min=1e-6))
 
 
 class PIAA(Method):
