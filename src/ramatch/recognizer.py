@@ -334,7 +334,8 @@ class Recognizer:
         vocabulary = self._checked(vocabulary, matcher)
         if not loaded:
             return []
-        engine, matcher = self.engine, None if matcher == self.ram.config.matcher else matcher
+        engine, usual = self.engine, self.ram.config.matcher if self.ram.method is None else None
+        matcher = None if matcher == usual else matcher
         engine.make_room(len(loaded))
         trunk = self.trunks.get([pixels for pixels, _, _ in loaded], engine.trunk)
         encoded, found = vocabulary.encoded, vocabulary.sought

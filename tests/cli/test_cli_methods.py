@@ -291,6 +291,7 @@ def test_tagclip_as_it_is(ramatch, world, tmp_path):
     picture = world / "data" / "images" / "test000.png"
     common = ("--model", world / "backbone", "--method", "tagclip", "--device", "cpu")
     assert ramatch("tag", picture, *common, "--labels", WORDS).code == 0
+    ramatch("tag", picture, *common, "--labels", WORDS, "--matcher", "kcot").refused("tagclip", "matchers are RAM's")
     assert ramatch("explain", picture, *common, "--labels", WORDS, "--out", tmp_path / "why.png").code == 0
     assert ramatch("eval", *common, "--data", world / "data", "--workers", 0).code == 0
     call = ("train", "--method", "tagclip", "--data", world / "data", "--model", world / "backbone")
