@@ -37,6 +37,9 @@ METHODS = {
     "lesa": "LESA: attentions that all labels share (Huynh and Elhamifar, CVPR 2020)",
     "sdl": "SDL: several vectors for each image (Ben-Cohen et al., ICCV 2021)",
     "deep0tag": "Deep0Tag: a bag of instances (Rahman et al., TMM 2019)",
+    "tagclip": "TagCLIP: patches, refined by attention, and their crops (Lin et al., AAAI 2024)",
+    "sparc": "SPARC: standardized scores and compound prompts (Miller et al., CVPR 2025)",
+    "piaa": "PIAA: a classifier from unlabelled patches (Wang et al., ICML 2026)",
 }
 LOSSES = ("mmc", "mmc-image", "asl", "ranking", "sigmoid", "sigmoid-smooth")
 SCORES = ("softmax", "cosine", "joint", "partial")

@@ -243,7 +243,7 @@ class Recognizer:
         return trusted if words.learned is None else trusted.alone(words.learned.numpy()[: len(found.labels)])
 
     def _encode(self, names: Sequence[str], templates: Sequence[str] | None) -> Labels:
-        if len(names) < REMEMBERED:
+        if len(names) < REMEMBERED or self.ram.method is not None:  # which encodes labels in a way of its own
             return self.ram.encode_labels(names, templates)
         return remembered(self.ram, names, templates)
 
@@ -334,7 +334,8 @@ class Recognizer:
         vocabulary = self._checked(vocabulary, matcher)
         if not loaded:
             return []
-        engine, matcher = self.engine, None if matcher == self.ram.config.matcher else matcher
+        engine, usual = self.engine, self.ram.config.matcher if self.ram.method is None else None
+        matcher = None if matcher == usual else matcher
         engine.make_room(len(loaded))
         trunk = self.trunks.get([pixels for pixels, _, _ in loaded], engine.trunk)
         encoded, found = vocabulary.encoded, vocabulary.sought

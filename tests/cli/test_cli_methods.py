@@ -136,6 +136,8 @@ def test_clip_as_it_is(ramatch, world, tmp_path):
     assert (measured.code, measured.err) == (0, "")
     plain.save_pretrained(tmp_path / "model", with_backbone=True)
     assert ramatch("eval", "--model", tmp_path / "model", *test).out == measured.out
+    for change in (("--matcher", "ot"), ("score=partial",)):
+        ramatch("eval", "--model", world / "backbone", *test, *change).refused("clip", "of its own")
     result = ramatch(
         *("explain", picture, "--model", world / "backbone", "--method", "clip", "--labels", WORDS),
         *("--device", "cpu", "--out", tmp_path / "why.png"),
@@ -175,7 +177,7 @@ def test_nothing_to_train(ramatch, world, tmp_path):
 def test_train_and_use(ramatch, world, tmp_path, learned):
     """One run folder: trained by the one trainer after a look at the images, then used by every verb."""
     run, picture = tmp_path / "run", world / "data" / "images" / "test000.png"
-    changes = ("epochs=30", "batch_size=16", "data.workers=0", "data.validation=0.2", "optim.lr=0.01")
+    changes = ("epochs=15", "batch_size=16", "data.workers=0", "data.validation=0.2", "optim.lr=0.02")
     changes = (*changes, "optim.ema_decay=0.9", "tensorboard=false", "model.preset=ramatch")
     changes = (*changes, "model.ram.saa_layers=1", "model.ram.adapted_layers=1")
     call = ("train", "--method", "clip", "--data", world / "data", "--model", world / "backbone", "--device", "cpu")
@@ -254,3 +256,43 @@ def test_cached_features(world, looking):
     assert told["loss"] == []
     with torch.no_grad():
         assert torch.allclose(made.mean, made.trunk(pixels).image.mean(0), atol=1e-5)  # the first view: no mirror
+
+
+# ------------------------------------------------------------------------------ the systems that are not trained
+
+
+@pytest.mark.parametrize("name", ["sparc", "piaa"])
+def test_those_that_look_at_images(ramatch, world, tmp_path, name):
+    run, picture = tmp_path / "run", world / "data" / "images" / "test000.png"
+    call = ("train", "--method", name, "--data", world / "data", "--model", world / "backbone", "--out", run)
+    changes = ("data.workers=0", "data.validation=0.2", "model.preset=ramatch", "tensorboard=false")
+    changes = (*changes, "model.ram.saa_layers=1", "model.ram.adapted_layers=1")
+    sizes = {"sparc": ("model.settings.bank=64", "model.settings.partners=3"), "piaa": ("model.settings.patches=500",)}
+    result = ramatch(*call, "--device", "cpu", *changes, *sizes[name])
+    assert result.code == 0, result.err
+    assert "0 steps" in result.out
+    found = Recognizer.from_pretrained(run, device="cpu")
+    assert int(found.ram.count) == {"sparc": 64, "piaa": 500}[name]
+    test = ("--model", run, "--data", world / "data", *CPU)
+    before = ramatch("eval", *test, "--protocol", "zsl")
+    assert before.code == 0
+    options = ("--labels", WORDS, "--device", "cpu")
+    assert ramatch("tag", picture, "--model", run, *options).code == 0
+    assert ramatch("explain", picture, "--model", run, *options, "--out", tmp_path / "why.png").code == 0
+    calibrated = ramatch("calibrate", run, "--data", world / "data", *CPU)
+    assert calibrated.code == 0, calibrated.err
+    result = ramatch("tag", picture, "--model", run, *options, "--format", "json")
+    assert json.loads(result.out)[0]["labels"][0]["calibrated"]
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert config["method"]["name"] == name
+
+
+def test_tagclip_as_it_is(ramatch, world, tmp_path):
+    picture = world / "data" / "images" / "test000.png"
+    common = ("--model", world / "backbone", "--method", "tagclip", "--device", "cpu")
+    assert ramatch("tag", picture, *common, "--labels", WORDS).code == 0
+    ramatch("tag", picture, *common, "--labels", WORDS, "--matcher", "kcot").refused("tagclip", "matchers are RAM's")
+    assert ramatch("explain", picture, *common, "--labels", WORDS, "--out", tmp_path / "why.png").code == 0
+    assert ramatch("eval", *common, "--data", world / "data", "--workers", 0).code == 0
+    call = ("train", "--method", "tagclip", "--data", world / "data", "--model", world / "backbone")
+    ramatch(*call, "--out", tmp_path / "r").refused("tagclip", "nothing to train")

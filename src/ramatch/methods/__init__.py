@@ -16,13 +16,16 @@ from .biam import BiAM
 from .clip import ZeroShotCLIP
 from .comc import CoMC
 from .coop import CoOp
+from .deep0tag import Deep0Tag
 from .dualcoop import DualCoOp
 from .dualcoop_pp import DualCoOpPP
-from .deep0tag import Deep0Tag
 from .lesa import LESA
 from .mkt import MKT
 from .ml_decoder import MLDecoder
+from .piaa import PIAA
 from .sdl import SDL
+from .sparc import SPARC
+from .tagclip import TagCLIP
 
 __all__ = ["METHODS", "Method", "build_method", "describe", "untrained"]
 
@@ -38,6 +41,9 @@ METHODS: dict[str, type[Method]] = {
     "lesa": LESA,
     "sdl": SDL,
     "deep0tag": Deep0Tag,
+    "tagclip": TagCLIP,
+    "sparc": SPARC,
+    "piaa": PIAA,
 }
 
 

@@ -74,6 +74,10 @@ class Method(RAM):
         looked, (B, M, N) ≥ 0, if it looks anywhere; whatever else `criterion` wants."""
         raise NotImplementedError
 
+    def look(self, trunk: Trunk, image: Tensor, regions: Tensor, labels: Labels) -> tuple[Tensor, Tensor | None, tuple]:
+        """The same for a system that wants more of the trunk than these features."""
+        return self.logits(image, regions, labels)
+
     def criterion(self, output: MethodOutput, targets: Tensor) -> Tensor:
         """Its own loss (), of logits `output.image` and targets (B, N): 1 present, 0 absent, −1 not known."""
         raise RamatchError(f"method '{self.name}' is not trained: it has nothing to learn")
@@ -99,17 +103,20 @@ class Method(RAM):
         if matcher is not None:
             raise RamatchError(f"method '{self.name}' has a way of matching of its own; matchers are RAM's")
         image, regions = (x.float() for x in self.features(trunk, labels))
-        scores, where, extra = self.logits(image, regions, labels)
+        scores, where, extra = self.look(trunk, image, regions, labels)
         n = len(labels)
         scores = scores[:, :n]
         kept: dict[str, Any] = {}
         if plan:
             sim = self.similarity(regions, labels).float()[..., :n]
-            where = torch.full_like(sim, 1 / sim.shape[1]) if where is None else where[..., :n].float()
-            share = where / where.sum(1, keepdim=True).clamp(min=1e-12) / n
+            where = torch.full_like(sim, 1 / sim.shape[1]) if where is None else where[..., :n].float().clamp(min=1e-9)
+            share = where / where.sum(1, keepdim=True) / n
             kept |= {"sim": sim, "match": Match(share, share.sum(-1))}
         kept |= {"mass": 1 / n, "grid": trunk.grid, "extra": extra}
         return MethodOutput(scores, scores, scores, **kept)
+
+    def with_config(self, config: RAMConfig) -> RAM:
+        raise RamatchError(f"method '{self.name}' matches and scores in a way of its own; these settings are RAM's")
 
     def loss(self, output: Output, targets: Tensor, kind: str = "", gather: Gather | None = None) -> Tensor:
         """Its own loss; RAM's (`kind`) are not asked."""

@@ -24,6 +24,7 @@ from ..evaluation.protocol import Report
 from ..methods import METHODS
 from ..modeling.checkpoints.folder import load_adapters, save_ram
 from ..modeling.ram import Trunk
+from ..progress import Progress
 from . import checkpoint
 from .assemble import build_ram, read_data
 from .config import TrainConfig
@@ -109,10 +110,15 @@ class LabelledTask(RAMTask):
             dataset, workers = ImageDataset(data.records, self.ram.preprocess), self.config.data.workers
             loader = ImageLoader(dataset, workers=workers, batch_size=batch, sampler=order.tolist())
             source = (pixels for pixels, _ in loader)
-        for pixels in source:
-            with self.autocast():  # not of what the system does with them
-                found = self.ram.trunk(pixels.to(self.device))
-            yield found
+        line, done = Progress(len(data), "looking at the images", enabled=self.progress), 0
+        try:
+            for pixels in source:
+                with self.autocast():  # not of what the system does with them
+                    found = self.ram.trunk(pixels.to(self.device))
+                yield found
+                line.update(done := done + len(pixels))
+        finally:  # also for one who has seen enough
+            line.clear()
 
     def identity(self) -> dict[str, str]:
         return {"backbone": self.ram.backbone.fingerprint(), "data": self.data.digest()}
