@@ -22,12 +22,12 @@ LATE_COLUMNS = 128  # up to which columns are summed over threads once per itera
 
 
 @triton.jit
-def _update(a, sums, power, RELAXED: tl.constexpr):
+def _update(a, sums, POWER: tl.constexpr):
     """Row scalings of weights a for row sums of K c, and what the plan's rows should hold then."""
     r = a / tl.maximum(sums, TINY)
     wanted = a
-    if RELAXED:
-        r = tl.exp(power * tl.log(tl.maximum(r, TINY)))
+    if POWER != 1:
+        r = tl.exp(POWER * tl.log(tl.maximum(r, TINY)))
         wanted = r * sums
     return r, wanted
 
@@ -43,8 +43,7 @@ def _iterate(
     width,
     tol,
     max_iter,
-    power,
-    RELAXED: tl.constexpr,
+    POWER: tl.constexpr,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     STAGES: tl.constexpr,
@@ -71,7 +70,7 @@ def _iterate(
             k = tl.load(K_ptr + rows[:, None] * width + cols[None, :], mask=inside, other=0.0).to(tl.float32)
             a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
             sums = tl.sum(k * c[None, :], axis=1)
-            r, wanted = _update(a, sums, power, RELAXED)
+            r, wanted = _update(a, sums, POWER)
             # Row sums of the plan that the last iteration left.
             errors += tl.abs(tl.load(last + rows, mask=in_m, other=0.0) * sums - wanted)
             tl.store(here + rows, r, mask=in_m)
@@ -97,12 +96,12 @@ def _log(x):
 
 
 @triton.jit
-def _gibbs(cost_ptr, rows, cols, M, N, inv_reg, RELAXED: tl.constexpr):
+def _gibbs(cost_ptr, rows, cols, M, N, inv_reg, POWER: tl.constexpr):
     """Of a tile: K, zero outside, and what was taken off its rows' costs, the smallest of each (see `row_shift`)."""
     inside = (rows < M)[:, None] & (cols < N)[None, :]
     x = tl.load(cost_ptr + rows[:, None] * N + cols[None, :], mask=inside, other=float("inf"))
     low = tl.where(rows < M, tl.min(x, axis=1), 0.0)
-    if RELAXED:
+    if POWER != 1:
         low = tl.zeros_like(low)
     return tl.exp((low[:, None] - x) * inv_reg), low
 
@@ -123,8 +122,7 @@ def _registers_kernel(
     N,
     tol,
     max_iter,
-    power,
-    RELAXED: tl.constexpr,
+    POWER: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -133,18 +131,18 @@ def _registers_kernel(
     rows, cols = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     in_m, in_n = rows < M, cols < N
     inv_reg = 1.0 / tl.load(reg_ptr + pid)
-    k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg, RELAXED)
+    k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg, POWER)
     a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
-    r, wanted = _update(a, tl.sum(k * c[None, :], axis=1), power, RELAXED)
+    r, wanted = _update(a, tl.sum(k * c[None, :], axis=1), POWER)
     following, error = r, 0.0
     iteration, running = 0, 1
     while running == 1:
         r = following
         c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), TINY)
         sums = tl.sum(k * c[None, :], axis=1)
-        following, wanted = _update(a, sums, power, RELAXED)
+        following, wanted = _update(a, sums, POWER)
         error = tl.sum(tl.abs(r * sums - wanted), axis=0)
         iteration += 1
         running = tl.where((error < tol) | (iteration == max_iter), 0, 1)
@@ -175,8 +173,7 @@ def _memory_kernel(
     width,
     tol,
     max_iter,
-    power,
-    RELAXED: tl.constexpr,
+    POWER: tl.constexpr,
     LATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -189,24 +186,23 @@ def _memory_kernel(
     a_ptr += pid * M
     inv_reg = 1.0 / tl.load(reg_ptr + pid)
     cols = tl.arange(0, BLOCK_N)
-    in_n = cols < N
+    in_n, column_sums = cols < N, tl.zeros((BLOCK_N,), dtype=tl.float32)
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
-    column_sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
     for start in range(0, M, BLOCK_M):  # the first iteration makes K
         rows = start + tl.arange(0, BLOCK_M)
         in_m = rows < M
-        k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg, RELAXED)
+        k, low = _gibbs(cost_ptr + pid * M * N, rows, cols, M, N, inv_reg, POWER)
         tl.store(K_ptr + rows[:, None] * width + cols[None, :], k, mask=in_m[:, None] & (cols < width)[None, :])
         a = tl.load(a_ptr + rows, mask=in_m, other=0.0)
-        r, _ = _update(a, tl.sum(k * c[None, :], axis=1), power, RELAXED)
+        r, _ = _update(a, tl.sum(k * c[None, :], axis=1), POWER)
         tl.store(work_ptr + M + rows, r, mask=in_m)
         tl.store(work_ptr + 2 * M + rows, low * inv_reg, mask=in_m)
         column_sums += tl.sum(k * r[:, None], axis=0)
     c = weight / tl.maximum(column_sums, TINY)
     tl.debug_barrier()  # what one thread wrote others of this program read
     c, iteration, error = _iterate(
-        K_ptr, a_ptr, work_ptr, c, weight, M, width, tol, max_iter, power, RELAXED, LATE, BLOCK_M, STAGES
+        K_ptr, a_ptr, work_ptr, c, weight, M, width, tol, max_iter, POWER, LATE, BLOCK_M, STAGES
     )
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
@@ -269,7 +265,7 @@ def solve(
     plan, u, v, error = torch.empty_like(cost), torch.empty_like(a), torch.empty_like(b), a.new_empty(batch)
     n_iter = torch.empty(batch, dtype=torch.int64, device=cost.device)
     given, out = (cost, reg, a, b, c), (plan, u, v, n_iter, error)
-    rule = (-1.0 if control.fixed else control.tol, control.max_iter, power, power != 1)
+    rule = (-1.0 if control.fixed else control.tol, control.max_iter, power)
     if batch and "LATE" in way:
         room = (cost.new_empty(batch, rows, width), a.new_empty(batch, 3, rows))
         _memory_kernel[(batch,)](*given, *room, *out, rows, columns, width, *rule, **way)
