@@ -34,6 +34,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
         if METHODS[name].needs_images:
             ram.prepare([ram.trunk(images)], LABELS)
         labels = ram.encode_labels(LABELS)
+    ram.train(METHODS[name].learns)  # what a loss looks at is made in training alone
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = mode.from_tensor(images)
         output = ram.recognize(ram.trunk(fake), labels.map(mode.from_tensor))
