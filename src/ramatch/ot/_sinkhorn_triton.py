@@ -135,14 +135,14 @@ def _registers_kernel(
     a = tl.load(a_ptr + pid * M + rows, mask=in_m, other=0.0)
     weight = tl.load(b_ptr + pid * N + cols, mask=in_n, other=0.0)
     c = tl.load(c_ptr + pid * N + cols, mask=in_n, other=0.0)
-    r, wanted = _update(a, tl.sum(k * c[None, :], axis=1), POWER)
-    following, error = r, 0.0
+    sums = tl.sum(k * c[None, :], axis=1)
+    r, error = a, 0.0
     iteration, running = 0, 1
     while running == 1:
-        r = following
+        r, _ = _update(a, sums, POWER)
         c = weight / tl.maximum(tl.sum(k * r[:, None], axis=0), TINY)
         sums = tl.sum(k * c[None, :], axis=1)
-        following, wanted = _update(a, sums, POWER)
+        _, wanted = _update(a, sums, POWER)
         error = tl.sum(tl.abs(r * sums - wanted), axis=0)
         iteration += 1
         running = tl.where((error < tol) | (iteration == max_iter), 0, 1)
