@@ -4,12 +4,15 @@ That they are those of their families is shown in tests/parity/."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from tiny_models import DIM, TEXT, VISION, close, word_tokenizer
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ramatch.config import preset
+from ramatch.methods import METHODS, build_method
 from ramatch.modeling.backbone import Backbone
 from ramatch.modeling.fuse import fuse
 from ramatch.modeling.graph import GraphedRAM
@@ -142,6 +145,52 @@ def test_rotary_positions_depend_on_distances_alone() -> None:
     close(q[0, 0] @ k[1, 2], q[1, 1] @ k[2, 3])  # one row down and two columns to the right
     assert (q[0, 0] @ k[1, 2] - q[0, 0] @ k[2, 1]).abs() > 1e-3
     assert torch.equal(rope.turn(torch.ones(1, 1, 1, 8)), torch.ones(1, 1, 1, 8))  # the class token alone
+
+
+@torch.no_grad()
+def test_attention_pooling_of_some_tokens() -> None:
+    pool, tokens = tower("siglip").vision.pool, torch.randn(2, 7, 64)
+    close(pool(tokens, torch.arange(7).expand(2, 7) < 4), pool(tokens[:, :4]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_waits_for_the_device(shape) -> None:
+    """Tensors without content stand in for those of a GPU: a step that asks for a number could not be recorded."""
+    ram = ram_of(shape)
+    pixels, labels = torch.randn(2, 3, *ram.preprocess.size), ram.encode_labels(LABELS)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        trunk = ram.trunk(mode.from_tensor(pixels))
+        regions = ram.region_set.regions(ram.backbone, trunk, labels.map(mode.from_tensor).tss)
+        assert (trunk.image.shape, regions.shape) == ((2, DIM), (2, 16, DIM))
+
+
+WALKING = ("tagclip", "dualcoop")  # compared systems that run the tower's layers themselves
+PAIRS = [*product(WALKING, SHAPES), *((name, "pe") for name in METHODS if name not in WALKING)]
+
+
+@pytest.mark.parametrize(("name", "shape"), PAIRS)
+@torch.no_grad()
+def test_compared_systems(name, shape) -> None:
+    torch.manual_seed(0)
+    ram = build_method(tower(shape), preset("ramatch", adapted_layers=2, saa_layers=2), {"name": name}).eval()
+    pixels = images(ram)
+    if METHODS[name].needs_images:
+        ram.prepare([ram.trunk(pixels)], LABELS)
+    output = ram.recognize(ram.trunk(pixels), ram.encode_labels(LABELS))
+    assert output.image.shape == (3, 3)
+    assert torch.isfinite(output.image).all()
+    assert (output.image[0] - output.image[1]).abs().max() > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_a_region_of_everything_is_the_whole(shape) -> None:
+    """TagCLIP's second look, with no patch left out, gives the image's own feature."""
+    ram = build_method(tower(shape), preset("ramatch", adapted_layers=2, saa_layers=2), {"name": "tagclip"}).eval()
+    pixels = torch.randn(2, 3, *ram.preprocess.size)
+    trunk = ram.trunk(pixels)
+    close(trunk.image, ram.backbone.encode_image(pixels)[0])
+    close(ram.encode_region(pixels, torch.ones(2, 16, dtype=torch.bool)), trunk.image)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ..errors import RamatchError
 from .checkpoints.tokenizer import Tokenizer
 from .preprocess import Preprocess
-from .towers import TextTower, TowerConfig, VisionTower
+from .towers import Block, TextTower, TowerConfig, VisionTower
 from .vision_parts import linear_as, norm_as
 
-__all__ = ["Backbone", "TowerConfig"]
+__all__ = ["Backbone", "Block", "TextTower", "TowerConfig", "VisionTower"]
 
 
 def _head(c: TowerConfig, dim: int) -> nn.Linear | nn.Sequential:
@@ -81,12 +81,12 @@ class Backbone(nn.Module):
         x = norm_as(x, self.vision.norm)
         return linear_as(x if self.vision.pool is None else self.vision.pool.alone(x), self.visual_projection)
 
-    def project_image(self, x: Tensor) -> Tensor:
+    def project_image(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Main stream after the last layer (B, T, W) → the image's feature (B, D), not normalized: of the class token,
-        the first, or of all tokens by attention pooling."""
+        the first, or of all tokens (or those `allowed`, (B, T)) by attention pooling."""
         if self.vision.pool is None:
             return self.project(x[:, 0])
-        return linear_as(self.vision.pool(norm_as(x, self.vision.norm)), self.visual_projection)
+        return linear_as(self.vision.pool(norm_as(x, self.vision.norm), allowed), self.visual_projection)
 
     def pool(self, image: Tensor, patches: Tensor) -> Tensor:
         """Global feature from that of the class token or attention pooling (B, D) and projected patches (B, M, D)."""

@@ -77,9 +77,10 @@ class AttentionPool(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps)
         self.fc1, self.fc2 = nn.Linear(width, mlp), nn.Linear(mlp, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, T, W) → (B, W)"""
-        weights = linear_as(x, self.ask).softmax(1)
+    def forward(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Tokens (B, T, W) → (B, W); with `allowed` (B, T), where there must be some, of those only."""
+        asked = linear_as(x, self.ask)
+        weights = (asked if allowed is None else asked.masked_fill(~allowed[..., None], -torch.inf)).softmax(1)
         seen = weights.transpose(1, 2) @ x  # (B, heads, W)
         value = self.value.weight.to(seen.dtype).unflatten(0, (self.heads, -1))
         pooled = (value @ seen.unsqueeze(-1)).flatten(1) + self.value.bias.to(seen.dtype)

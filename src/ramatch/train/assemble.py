@@ -43,8 +43,8 @@ def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: i
         raise RamatchError(f"{t.name} has no tokenizer files; put tokenizer.json beside its weights")
     if t.config.pad >= 0:
         raise RamatchError(
-            f"{t.name} reads texts filled up to {t.config.context} tokens (SigLIP, MobileCLIP2-L), which `ramatch align` "
-            "does not train; give a BERT, RoBERTa, XLM-RoBERTa, DistilBERT or CLIP text tower"
+            f"{t.name} reads texts filled up to {t.config.context} tokens (SigLIP, MobileCLIP2-L), which `ramatch "
+            "align` does not train; give a BERT, RoBERTa, XLM-RoBERTa, DistilBERT or CLIP text tower"
         )
     preprocess, name = replace(v.preprocess, size=(image_size, image_size)), f"{v.name}+{t.name}"
     shapes = replace(v.config, head_bias=False), replace(t.config, head_bias=False, head_hidden=0)
