@@ -111,7 +111,7 @@ POOLS = {"eva02": "token", "pe": "map", "timm-siglip": "map", "timm-clip": "toke
 
 def test_activations_of_timm() -> None:
     """Which SigLIPs of timm's approximate GELU is read off their names; all of them are asked here."""
-    names = [name for name in timm.list_models("vit_*siglip*") if "gap" not in name]
+    names = [name for name in timm.list_models("vit_*siglip*") if "gap" not in name and "siglip_tiny" not in name]
     assert len(names) > 10
     for name in names:
         with torch.device("meta"):
@@ -126,7 +126,7 @@ def test_head_widths_of_timm() -> None:
     sizes = timm.list_models(
         ["vit_pe_core*", "vit_*_siglip*", "eva02_*_clip_*", "vit_base_mci*", "vit_*_patch*_clip_*"]
     )
-    unread = ("enormous", "gap")
+    unread = ("enormous", "gap", "siglip_tiny")  # the last is of these tests
     for name in [name for name in sizes if not any(word in name for word in unread)]:
         with torch.device("meta"):
             tower = timm.create_model(name, depth=1, **({"global_pool": "map"} if "pe_core" in name else {}))
