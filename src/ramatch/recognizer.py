@@ -105,7 +105,7 @@ class Recognizer:
         `fast`: predict with a fused copy of the weights (see `fuse`), as CUDA graphs on a GPU; by default there.
 
         `kinds`: look for "animal" as dog, cat, … too, and for "automobile" as car, by the built-in lexicon (see
-        `ramatch.data.kinds`); it needs calibrated probabilities.
+        `ramatch.data.kinds`); it needs probabilities of a calibration, not a checkpoint's own (SigLIP).
         """
         self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
         self.vocabulary: Vocabulary | None = None
@@ -130,13 +130,14 @@ class Recognizer:
         **options: Any,
     ) -> Recognizer:
         """From a bundled model's name, a folder written by `save_pretrained` (or the run folder around it), or any CLIP
-        (hub id, folder, state dict).
+        or SigLIP (hub id, folder, state dict; docs/backbones.md lists them).
 
         A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and
-        `image_size` set how. `dtype` of the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it
-        for models that say it is fine (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere.
-        `options`: `cache`, `fast` and `kinds`; `method`: another system (see `ramatch.methods`) that a plain CLIP, or
-        the backbone in a model folder, is used in.
+        `image_size` set how. A SigLIP's own sigmoid gives its probabilities, by the global feature alone. `dtype` of
+        the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it for models that say it is fine
+        (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere. `options`: `cache`, `fast` and
+        `kinds`; `method`: another system (see `ramatch.methods`) that a plain CLIP, or the backbone in a model folder,
+        is used in.
         """
         method = options.pop("method", None)
         device = pick_device(device)
@@ -161,6 +162,8 @@ class Recognizer:
             config, method = RAMConfig.from_dict(saved["ram"]) if saved else config, untrained(method or "ram")
             own = Backbone.from_pretrained(where, image_size=image_size, label_features=label_features)
             ram = build_method(own, config.frozen(own.vision.config.layers), {"name": method})
+            if own.logit_bias is not None and method == "ram":
+                calibrator = Calibrator.of_sigmoid(own.logit_scale, own.logit_bias)
         dtype = dtype or (torch.bfloat16 if half else torch.float32)
         ram.to(device)
         ram.backbone.to(dtype)
@@ -177,6 +180,8 @@ class Recognizer:
 
     def __repr__(self) -> str:
         kind = "calibrated" if self.calibrated else "not calibrated"
+        if self.calibrator is not None and self.calibrator.own:
+            kind = "probabilities of its own sigmoid"
         labels = "no vocabulary yet" if self.vocabulary is None else f"{len(self.labels)} labels"
         return f"Recognizer({self.name} on {self.device}: {kind}, {labels})"
 
@@ -229,9 +234,10 @@ class Recognizer:
         return Vocabulary(encoded, self.trusting(found, Words.of(encoded)))
 
     def sought(self, labels: Sequence[str]) -> Sought:
-        """Labels with what they are also looked for as. Relative probabilities cannot be joined, and a model without a
-        text tower knows no other words."""
-        able = self.kinds and self.calibrator is not None and self.ram.backbone.text is not None
+        """Labels with what they are also looked for as. Relative probabilities cannot be joined, those of its
+        checkpoint's own sigmoid are left as they are, and a model without a text tower knows no other words."""
+        fitted = self.calibrator is not None and not self.calibrator.own
+        able = self.kinds and fitted and self.ram.backbone.text is not None
         return sought(labels, Lexicon.built_in() if able else None)
 
     def trusting(self, found: Sought, words: Words) -> Sought:

@@ -108,8 +108,8 @@ def _add_align(verbs: Any) -> None:
     parser = verbs.add_parser(
         "align",
         help="make a backbone of a vision tower and a text tower",
-        description="Align a vision tower (DINOv2, ViT, or that of any CLIP) with a text tower (BERT, RoBERTa, "
-        "XLM-RoBERTa, DistilBERT, or that of any CLIP) on image–caption data.",
+        description="Align a vision tower (DINOv2, DINOv3, ViT, or that of any CLIP or SigLIP) with a text tower "
+        "(BERT, RoBERTa, XLM-RoBERTa, DistilBERT, or that of any CLIP) on image–caption data.",
     )
     add = parser.add_argument
     add("--vision", required=True, metavar="V", help="folder or hub id")

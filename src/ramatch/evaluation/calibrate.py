@@ -24,9 +24,9 @@ from ..modeling.checkpoints.hashes import write_hashes
 from ..modeling.checkpoints.loading import bundled_model
 from ..modeling.ram import RAM
 from ..recognizer import Recognizer
-from .calibration import Calibrator, Evidence
+from .calibration import FEATURES, Calibrator, Evidence
 from .familiarity import known_words
-from .models import FEATURES, Scores, TestSet, collect_scores, load_model, read_test, save_model, split_options
+from .models import Scores, TestSet, collect_scores, load_model, read_test, save_model, split_options
 from .reliability import calibration_report, calibration_table
 
 HELD_OUT_SPLITS = ("val", "validation", "calibration", "dev")

@@ -25,6 +25,7 @@ from ramatch.evaluation.metrics import Array
 from ramatch.evaluation.reliability import best_f1
 from ramatch.modeling.types import Labels
 
+FEATURES = ("image", "region", "best")  # s_G, s_R, cosine of the best region: what calibration looks at
 _TENSORS = ("weights", "bias", "mean", "scale")
 _MOST = 1e9  # of any number in a file
 DOUBT_L2 = 0.005  # prior precision of the doubt's weights; each label of the evidence counts as one
@@ -58,6 +59,7 @@ class Calibrator:
 
     `threshold` has the best F1 on the fitting data. `base_rate` is the share of positives there. `doubt`: how far a
     label's probability is drawn towards even odds is a logistic function of its text feature, with these weights.
+    `own`: nothing was fitted, these are the numbers of the checkpoint's own sigmoid (`of_sigmoid`).
     """
 
     weights: Tensor  # (F,) on standardized features
@@ -68,6 +70,15 @@ class Calibrator:
     base_rate: float = 0.0
     threshold: float = 0.5
     feature_names: tuple[str, ...] = ()
+    own: bool = False
+
+    @classmethod
+    def of_sigmoid(cls, scale: float, bias: float) -> Calibrator:
+        """That of a checkpoint which learned with a sigmoid (SigLIP): sigmoid(scale · s_G + bias), without regions. Its
+        threshold of 0.5 is not tuned: what it learned is which text of a batch belongs to an image."""
+        weights = torch.tensor([scale if name == "image" else 0.0 for name in FEATURES], dtype=torch.float64)
+        zero, one = torch.zeros_like(weights), torch.ones_like(weights)
+        return cls(weights, zero.new_tensor(bias), zero, one, feature_names=FEATURES, own=True)
 
     @classmethod
     def fit(
@@ -155,7 +166,12 @@ class Calibrator:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: a calibrator is a handful of numbers, worth being able to read."""
-        values = {"feature_names": list(self.feature_names), "base_rate": self.base_rate, "threshold": self.threshold}
+        values: dict[str, Any] = {
+            "feature_names": list(self.feature_names),
+            "base_rate": self.base_rate,
+            "threshold": self.threshold,
+        }
+        values |= {"own": True} if self.own else {}
         tensors = {name: getattr(self, name).tolist() for name in _TENSORS}
         if self.doubt is not None:
             tensors["doubt"] = self.doubt.tolist()
@@ -187,7 +203,7 @@ class Calibrator:
         vectors = all(found[name].ndim == (name != "bias") for name in found)
         if not ((numbers.abs() <= _MOST).all() and (found["scale"] > 0).all() and len(shapes) == 1 and vectors):
             raise RamatchError("not a calibrator: its numbers are infinite, or their sizes do not fit")
-        return cls(**found, **values, feature_names=features)
+        return cls(**found, **values, feature_names=features, own=config.get("own") is True)
 
 
 def _drawn(words: Words, doubt: Tensor) -> Tensor:

@@ -26,11 +26,10 @@ from ..modeling.graph import GraphedRAM
 from ..modeling.ram import RAM
 from ..progress import Progress
 from ..recognizer import PATIENCE, Recognizer
-from .calibration import Evidence, Words
+from .calibration import FEATURES, Evidence, Words
 from .protocol import Report, evaluate_scores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FEATURES = ("image", "region", "best")  # s_G, s_R, cosine of the best region: what calibration looks at
 FLUSH = 1 << 26  # numbers kept on the device before they move to the CPU (256 MiB)
 RANKINGS = {
     "model": "the model's own score, or its probability where it is calibrated",

@@ -56,7 +56,7 @@ class ValueRegions(RegionSet):
             return super().run_layers(backbone, streams, layers, prompts=prompts, class_only=class_only)
         before = super().run_layers(backbone, streams, layers[:-1], prompts=prompts)
         after = super().run_layers(backbone, before, layers[-1:], prompts=prompts, class_only=class_only)
-        block, patches = cast(Block, backbone.vision.blocks[end - 1]), before.x[:, 1:]
+        block, patches = cast(Block, backbone.vision.blocks[end - 1]), before.patches
         _, _, values = block.project(patches, queries=0)
         return replace(after, base=block.feed(patches, block.merge(values)))
 

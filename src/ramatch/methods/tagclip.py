@@ -101,14 +101,14 @@ class TagCLIP(Method):
         whole = images.is_floating_point()
         pixels = images if whole else self.preprocess.normalize(images).to(self.backbone.dtype)
         tower, last = self.backbone.vision, len(self.backbone.vision.blocks) - 1
-        x = tower.embed(pixels)
-        m = x.shape[1] - 1
+        x, first, grid = tower.embed(pixels), tower.config.prefix, tower.grid(*pixels.shape[-2:])
+        m, rope = x.shape[1] - first, tower.rope(*grid)
         votes, total = (torch.zeros(len(x), m, m, device=x.device) for _ in range(2))
         local = x
         for i, block in enumerate(cast(list[Block], tower.blocks)):
-            q, k, v = block.project(x)
+            q, k, v = block.project(x, rope=rope)
             if i < max(last, 1):
-                attention = (q @ k.mT * q.shape[-1] ** -0.5).float().softmax(-1).mean(1)[:, 1:, 1:]
+                attention = (q @ k.mT * q.shape[-1] ** -0.5).float().softmax(-1).mean(1)[:, first:, first:]
                 votes += attention > attention.mean((1, 2), keepdim=True)
                 total += attention
             if i == last:
@@ -117,8 +117,8 @@ class TagCLIP(Method):
         local = x if self.config.saa_layers == 0 else local
         count = max(last, 1)
         affinity = total / count * (votes > self.settings.votes * count)
-        image = self.backbone.finish(x)[0] if self.config.pooled == "frozen" else self.backbone.project(x[:, 0])
-        return SeenTrunk(image, local[:, 1:], (), tower.grid(*pixels.shape[-2:]), affinity, pixels)
+        image = self.backbone.finish(x)[0] if self.config.pooled == "frozen" else self.backbone.project_image(x)
+        return SeenTrunk(image, local[:, first:], (), grid, affinity, pixels)
 
     def look(self, trunk: Trunk, image: Tensor, regions: Tensor, labels: Labels) -> tuple[Tensor, Tensor | None, tuple]:
         assert isinstance(trunk, SeenTrunk)
@@ -145,12 +145,13 @@ class TagCLIP(Method):
     def encode_region(self, pixels: Tensor, mask: Tensor) -> Tensor:
         """Global features (B, D) of normalized pixels (B, 3, H, W) whose other patches than those of a mask (B, M)
         nobody attends to."""
-        x = self.backbone.vision.embed(pixels)
-        allowed = F.pad(mask, (1, 0), value=True)[:, None, None]
-        for block in self.backbone.vision.blocks:
-            x = block(x, allowed)
-        y = self.backbone.project(x)
+        tower = self.backbone.vision
+        x, first, rope = tower.embed(pixels), tower.config.prefix, tower.rope(*tower.grid(*pixels.shape[-2:]))
+        allowed = F.pad(mask, (first, 0), value=True)
+        for block in tower.blocks:
+            x = block(x, allowed[:, None, None], rope=rope)
+        image = self.backbone.project_image(x, allowed)
         if self.backbone.global_pool != "cls+mean":
-            return y[:, 0]
+            return image
         share = mask / mask.sum(1, keepdim=True).clamp(min=1)
-        return y[:, 0] + (y[:, 1:] * share[..., None].to(y.dtype)).sum(1)
+        return image + (self.backbone.project(x[:, first:]) * share[..., None].to(image.dtype)).sum(1)

@@ -36,7 +36,7 @@ def fuse(ram: RAM, dtype: torch.dtype | None = None) -> RAM:
         options = {name: getattr(own, name) for name in ("logit_scale", "global_pool", "name")}
         copy = RAM(Backbone(shape, None, own.dim, own.preprocess, **options), ram.config, fused=True)
     state = _adapters(ram) | _without_layer_scale(own) | _without_normalization(ram)
-    exact = ("backbone.vision.norm.", "backbone.visual_projection.", "tau_")  # cast where they are used
+    exact = ("backbone.vision.norm.", "backbone.vision.pool.", "backbone.visual_projection.", "tau_")  # cast where used
     kinds = {"backbone.vision.": dtype, "region_set.visual_prompts": dtype, "region_set.": fine}
     for name, value in state.items():
         kind = next((kind for prefix, kind in kinds.items() if name.startswith(prefix)), torch.float32)

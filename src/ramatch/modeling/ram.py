@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..config import PRESETS, RAMConfig
 from ..errors import RamatchError
-from .backbone import Backbone, Block
+from .backbone import Backbone
 from .kernels.ops import label_attention, layer_norm, spatial_selection
 from .known import Known
 from .learned import Learned
@@ -29,6 +29,7 @@ from .losses import GATHERED, LOSSES, Gather
 from .matching import fused_scores, match, scores_without_plan
 from .preprocess import HALF, Preprocess
 from .text import LabelSet
+from .towers import Block
 from .types import Labels, Output, Streams, Trunk
 
 __all__ = ["RAM", "TSS", "Labels", "Output", "RegionSet", "Stream", "Streams", "Trunk"]
@@ -149,16 +150,18 @@ class RegionSet(nn.Module):
         """
         rest = range(self.first, len(backbone.vision.blocks))
         # where nobody reads the last layer's patches (TSS comes before it, the global feature is the class token), it
-        # need not compute them
+        # need not compute them; attention pooling reads them all
         pooled = backbone.global_pool == "cls+mean" and self.config.pooled == "frozen"
-        read = pooled or self.config.saa_layers == 0 or (bool(self.tss) and self.config.tss_input == "after")
+        attends = backbone.vision.pool is not None
+        read = attends or pooled or self.config.saa_layers == 0 or (bool(self.tss) and self.config.tss_input == "after")
         stem = pixels if isinstance(pixels, Streams) else self.stem(backbone, pixels, class_only=not read)
         with _own_type(backbone, stem.x):
             main = self.run_layers(backbone, stem, rest, prompts=True, class_only=not read)
         # projecting the class token alone is cheaper; the patches join only where the global feature wants them
-        image = backbone.project(main.x[:, 0] if self.region_dtype is None else main.x[:, 0].float())
+        seen = main.x if attends else main.x[:, :1]
+        image = backbone.project_image(seen if self.region_dtype is None else seen.float())
         if pooled:
-            image = backbone.pool(image, backbone.project(self._finer(main.x[:, 1:])))
+            image = backbone.pool(image, backbone.project(self._finer(main.patches)))
         pairs = zip(self.tss, main.taps, strict=True)
         streams = [stream for tss, tap in pairs for stream in cast(TSS, tss).streams(tap, stem.grid)]
         out = Trunk(image, self._finer(main.local(self.weight)), tuple(streams), stem.grid)
@@ -179,22 +182,23 @@ class RegionSet(nn.Module):
         the tower's last layer, x has only the class token (B, 1, W)."""
         x, base, found, taps = streams.x, streams.base, streams.found, list(streams.taps)
         count, before = x.shape[1], self.config.tss_input == "before"
+        first, rope = backbone.vision.config.prefix, backbone.vision.rope(*streams.grid)
         for i in layers:
             block = cast(Block, backbone.vision.blocks[i])
             adapted, saa, tapped = i >= self.start, i >= self.saa_start, i >= self.start and bool(self.tss)
             if saa and base is None:
-                base = x[:, 1:]
+                base = x[:, first:]
             if tapped and before:
-                taps.append(x[:, 1:])
+                taps.append(x[:, first:])
             y = x
             if prompts and adapted:
                 extra = self.visual_prompts[i - self.start].to(x.dtype)
                 y = torch.cat([x, extra.expand(len(x), -1, -1)], dim=1)
             last = class_only and i + 1 == len(backbone.vision.blocks)
-            q, k, v = block.project(y, queries=1 if last else None)
+            q, k, v = block.project(y, 1 if last else None, rope)
             if saa:
-                # values of the class token and the patches, not of the visual prompts; only patches are asked for
-                seen = block.self_aware(v[:, :, :count], slice(1, None))
+                # values of the tower's own tokens, not of the visual prompts; only patches are asked for
+                seen = block.self_aware(v[:, :, :count], slice(first, None))
                 if adapted:
                     found = seen if found is None else found + seen
                 else:
@@ -203,7 +207,7 @@ class RegionSet(nn.Module):
             attended = F.scaled_dot_product_attention(q[:, :, :keep], k, v)
             x = block.feed(x[:, :keep], block.merge(attended))
             if tapped and not before:
-                taps.append(x[:, 1:])
+                taps.append(x[:, first:])
         return Streams(x, streams.grid, base, found, tuple(taps))
 
     def regions(self, backbone: Backbone, trunk: Trunk, labels: Tensor, workspace_mb: int = 1024) -> Tensor:

@@ -18,8 +18,9 @@ from ..config import RAMConfig
 from ..errors import RamatchError
 from .backbone import Backbone
 
-CHUNK = 1024  # sentences through the frozen layers at once
-KEEP = 20_000  # sentences whose prefix is kept; beyond that memory matters more than time
+CHUNK = 1024  # sentences through the frozen layers at once; fewer of those that are filled up
+USUAL = 8  # tokens of a sentence
+KEEP = 200_000  # tokens whose prefix is kept, of some 20,000 sentences; beyond that memory matters more than time
 
 
 def clean_labels(labels: Sequence[str]) -> tuple[str, ...]:
@@ -129,7 +130,8 @@ class LabelSet(nn.Module):
         kept = self._kept
         found = {s: kept[s] for s in dict.fromkeys(sentences) if s in kept}
         fresh = [s for s in dict.fromkeys(sentences) if s not in found]
-        for chunk in (fresh[i : i + CHUNK] for i in range(0, len(fresh), CHUNK)):
+        size = CHUNK if text.config.pad < 0 else max(1, CHUNK * USUAL // text.config.context)
+        for chunk in (fresh[i : i + size] for i in range(0, len(fresh), size)):
             # kept for good, so in full precision even when the first caller runs under autocast
             with torch.no_grad(), torch.autocast(backbone.device.type, enabled=False):
                 ids, lengths = backbone.tokenize(chunk)
@@ -137,31 +139,33 @@ class LabelSet(nn.Module):
                 x = text.run(text.embed(ids), lengths, 0, self.start)
             found.update((s, (row, n)) for s, row, n in zip(chunk, x.unbind(), counts, strict=True))
         counts = [found[s][1] for s in sentences]
-        size = max(counts)
+        size = max(counts) if text.config.pad < 0 else text.config.context
         rows = [found[s][0][:size] for s in sentences]
         alike = min(map(len, rows)) == size  # one copy for all
         padded = torch.stack(rows) if alike else nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths = torch.tensor(counts, device=backbone.device)
-        self._kept = kept | found if len(kept) + len(fresh) <= KEEP else {}
+        everything = kept | found
+        self._kept = everything if sum(len(row) for row, _ in everything.values()) <= KEEP else {}
         self._padded = (key, padded, lengths)
         return padded, lengths
 
     def _pooled(self, backbone: Backbone, sentences: Sequence[str], prompted: bool) -> Tensor:
-        """Last layers (Eq. 2), deep prompts put in after the first token and taken out after each layer; (S, W)."""
+        """Last layers (Eq. 2), deep prompts put in before the words and taken out after each layer; (S, W)."""
         text = backbone.require_text("encoding labels")
         x, lengths = self._prefix(backbone, sentences)
         if self.mode != "deep" or not prompted:
             return text.pool(text.run(x, lengths, self.start), lengths)
-        r = self.config.prompt_tokens
+        r, first = self.config.prompt_tokens, text.config.opening
         mask = text.mask(lengths + r, x.shape[1] + r)
-        ends = text.config.pool == "eot"
+        ends = text.config.pool != "mean"
         for prompt, block in zip(self.prompts, text.blocks[self.start :], strict=True):
             prompt = prompt.to(x.dtype).expand(len(x), -1, -1)
-            x = torch.cat([x[:, :1], prompt, x[:, 1:]], dim=1)
+            x = torch.cat([x[:, :first], prompt, x[:, first:]], dim=1)
             if ends and block is text.blocks[-1]:  # of the last layer only the end tokens are read
-                return text.norm(block(x, text.real(lengths + r, x.shape[1]), places=lengths - 1 + r)[:, 0])
+                size, more = x.shape[1], lengths + r
+                return text.norm(block(x, text.visible(more, size), places=text.places(more, size))[:, 0])
             x = block(x, mask, text.config.causal)
-            x = torch.cat([x[:, :1], x[:, 1 + r :]], dim=1)
+            x = torch.cat([x[:, :first], x[:, first + r :]], dim=1)
         return text.pool(x, lengths)
 
     def _contextual(self, backbone: Backbone, labels: Sequence[str], context: Tensor) -> Tensor:
@@ -172,9 +176,11 @@ class LabelSet(nn.Module):
             with torch.inference_mode(False):
                 last = self._tokens = (key, *backbone.tokenize([f"{label}." for label in labels]))
         _, ids, lengths = last
-        words = text.tokens(ids)
-        words = torch.cat([words[:, :1], context.to(words.dtype).expand(len(words), -1, -1), words[:, 1:]], dim=1)
+        words, first = text.tokens(ids), text.config.opening
+        words = torch.cat([words[:, :first], context.to(words.dtype).expand(len(words), -1, -1), words[:, first:]], 1)
+        lengths = lengths + len(context)
+        if text.config.pad >= 0:  # room is made at the end, which is padding
+            words, lengths = words[:, : text.config.context], lengths.clamp(max=text.config.context)
         if words.shape[1] > text.config.context:
             raise RamatchError(f"a label with {len(context)} prompt tokens exceeds {text.config.context} tokens")
-        lengths = lengths + len(context)
         return backbone.project_text(text.pool(text.run(text.embed(ids, words), lengths), lengths))

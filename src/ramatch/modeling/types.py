@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -72,8 +73,9 @@ class Labels(Tensors):
 
 @dataclass(frozen=True)
 class Streams(Tensors):
-    """State between layers: main stream x (B, 1+M, W); rows and columns of the grid; base of the local stream (B, M,
-    W), None before it starts; sum of SAA over the adapted layers; input of TSS (B, M, W) at each of those so far."""
+    """State between layers: main stream x (B, T, W), whose last M tokens are the patches; rows and columns of the grid;
+    base of the local stream (B, M, W), None before it starts; sum of SAA over the adapted layers; input of TSS (B, M,
+    W) at each of those so far."""
 
     x: Tensor
     grid: tuple[int, int]
@@ -81,10 +83,15 @@ class Streams(Tensors):
     found: Tensor | None = None
     taps: tuple[Tensor, ...] = ()
 
+    @property
+    def patches(self) -> Tensor:
+        """The main stream's patches, (B, M, W)."""
+        return self.x[:, -math.prod(self.grid) :]
+
     def local(self, weight: float) -> Tensor:
         """Local stream (B, M, W), SAA of the adapted layers weighted; the main one's patches if it never started."""
         if self.base is None:
-            return self.x[:, 1:]
+            return self.patches
         if self.found is None:
             return self.base
         return torch.add(self.base, self.found, alpha=weight)

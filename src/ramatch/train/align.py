@@ -154,10 +154,11 @@ class AlignTask(Task):
         b = self.backbone
         assert b.text is not None
         assert b.text_projection is not None
+        tuned = [b.vision.blocks[self.ladder.first :], b.vision.norm, *([b.vision.pool] if b.vision.pool else [])]
         return {
             "adapters": [*b.visual_projection.parameters(), *b.text_projection.parameters()],
             "text": list(b.text.blocks.parameters()),
-            "vision": [*b.vision.blocks[self.ladder.first :].parameters(), *b.vision.norm.parameters()],
+            "vision": [p for part in tuned for p in part.parameters()],
             "temperatures": [self.log_scales],
         }
 

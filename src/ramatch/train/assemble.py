@@ -41,14 +41,20 @@ def join_towers(vision: str | Path, text: str | Path, *, image_size: int, dim: i
     assert v.preprocess is not None
     if t.tokenizer is None:
         raise RamatchError(f"{t.name} has no tokenizer files; put tokenizer.json beside its weights")
+    if t.config.pad >= 0:
+        raise RamatchError(
+            f"{t.name} reads texts filled up to {t.config.context} tokens (SigLIP, MobileCLIP2-L), which `ramatch "
+            "align` does not train; give a BERT, RoBERTa, XLM-RoBERTa, DistilBERT or CLIP text tower"
+        )
     preprocess, name = replace(v.preprocess, size=(image_size, image_size)), f"{v.name}+{t.name}"
-    model = Backbone(v.config, t.config, dim, preprocess, t.tokenizer, global_pool=global_pool, name=name)
+    shapes = replace(v.config, head_bias=False), replace(t.config, head_bias=False, head_hidden=0)
+    model = Backbone(*shapes, dim, preprocess, t.tokenizer, global_pool=global_pool, name=name)
     fill(model.vision, v.state, v.name)
     assert model.text is not None
     assert model.text_projection is not None
     fill(model.text, t.state, t.name)
     for head in (model.visual_projection, model.text_projection):
-        nn.init.orthogonal_(head.weight)
+        nn.init.orthogonal_(next(head.parameters()))
     set_image_size(model, image_size)
     return model
 
@@ -60,7 +66,8 @@ def set_image_size(model: Backbone, size: int) -> None:
     if size % tower.config.patch:
         raise RamatchError(f"image size {size} is not a multiple of the patch size {tower.config.patch}")
     side = size // tower.config.patch
-    tower.positions = nn.Parameter(tower.grid_positions(side, side).clone(), requires_grad=False)
+    if (positions := tower.grid_positions(side, side)) is not None:
+        tower.positions = nn.Parameter(positions.clone(), requires_grad=False)
     tower.config = replace(tower.config, image=size)
     model.preprocess = replace(model.preprocess, size=(size, size))
 

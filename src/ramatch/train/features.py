@@ -7,6 +7,7 @@ and kept on the device; a step then only pays for the last layers. For data that
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -90,14 +91,16 @@ def cache_features(stem: Stem, pixels: Tensor, views: Views) -> FeatureCache:
             chunk = pixels[rows].to(stem.device)
             state = stem(views.make(chunk, view, rows, len(pixels), stem.preprocess.size))
             # where TSS reads the tower's output, its last input is the main stream's patches: nothing to keep twice
-            shared = bool(state.taps) and state.taps[-1].data_ptr() == state.x[:, 1:].data_ptr()
+            shared = bool(state.taps) and state.taps[-1].data_ptr() == state.patches.data_ptr()
             state = replace(state, taps=state.taps[: len(state.taps) - shared])
             if store is None:
                 store = state.map(lambda t: torch.empty(*shape, *t.shape[1:], dtype=stem.dtype, device=stem.device))
             for kept, part in zip(store.tensors, state.tensors, strict=True):
                 kept[view, rows] = part
     assert store is not None
-    return FeatureCache(replace(store, taps=(*store.taps, store.x[:, :, 1:])) if shared else store)
+    return FeatureCache(
+        replace(store, taps=(*store.taps, store.x[:, :, -math.prod(store.grid) :])) if shared else store
+    )
 
 
 class FeatureStore:

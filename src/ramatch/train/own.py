@@ -22,10 +22,10 @@ from ..data.decode import ImageCache
 from ..data.splits import find_data, read_split, stable_order
 from ..errors import RamatchError
 from ..evaluation._tables import format_table
-from ..evaluation.calibration import Calibrator
+from ..evaluation.calibration import FEATURES, Calibrator
 from ..evaluation.intervals import Change, paired_change
 from ..evaluation.metrics import at_k, mean_ap
-from ..evaluation.models import FEATURES, collect_scores, load_model, save_model
+from ..evaluation.models import collect_scores, load_model, save_model
 from ..evaluation.reliability import ece
 from ..modeling.checkpoints.folder import LEARNED, model_folder
 from ..modeling.checkpoints.hashes import write_hashes
@@ -184,7 +184,7 @@ def _run(
     config: OwnConfig, recognizer: Recognizer, data: Annotations, notes: list[str], folder: RunFolder, progress: bool
 ) -> OwnResult:
     images = ImageCache(config.data.workers)
-    if recognizer.calibrator is None:
+    if recognizer.calibrator is None or recognizer.calibrator.own:
         raw = collect_scores(recognizer.ram, data, images=images, progress=progress)
         recognizer.calibrator = Calibrator.fit(raw.features, raw.targets, names=FEATURES)
         notes.append(f"{recognizer.name} was not calibrated: it now is, by these {len(data):,} images")

@@ -19,14 +19,17 @@ from torch import Tensor, nn
 
 from ...errors import RamatchError
 from ...files import expect, read_json, shown
-from ..backbone import Backbone, TowerConfig
+from ..backbone import Backbone
 from ..preprocess import Preprocess
+from ..towers import TowerConfig
 from .packing import unpack
 from .tokenizer import Tokenizer
 
 Tensors = Mapping[str, Tensor]
 Reader = Callable[[Tensors], dict[str, Tensor]]
 PARTS = ("ln1", "ln2", "out", "fc1", "fc2")  # of a layer, beside qkv
+# of heads, which names on disk do not tell: SigLIP's So400m and giant-opt, PE's G; open_clip's ViT-H, g, bigG and e
+HEAD_WIDTHS = {1152: 72, 1280: 80, 1408: 88, 1536: 96, 1664: 104, 1792: 112}  # all others are 64 wide
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "pytorch_model*.bin", "open_clip_pytorch_model.bin"]
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WEIGHTS = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
@@ -197,26 +200,44 @@ def fill(module: nn.Module, state: dict[str, Tensor], where: str, own: dict[str,
 
 
 class Part(NamedTuple):
-    """A tower: its shape, its tensors under our names, its projection (D, W)."""
+    """A tower: its shape, its tensors under our names, those of its projection: `weight` (D, W) and maybe `bias`."""
 
     config: TowerConfig
     state: dict[str, Tensor]
-    projection: Tensor
+    projection: dict[str, Tensor]
 
 
 def assemble(
-    vision: Part, text: Part | None, preprocess: Preprocess, tokenizer: Tokenizer | None, *, name: str, **options: Any
+    vision: Part,
+    text: Part | None,
+    preprocess: Preprocess,
+    tokenizer: Tokenizer | None,
+    *,
+    name: str,
+    logit_bias: float | None = None,
+    **options: Any,
 ) -> Backbone:
     """A backbone of its parts. `options`: those of `Backbone`."""
-    shapes = vision.config, None if text is None else text.config, len(vision.projection)
+    shapes = vision.config, None if text is None else text.config, len(vision.projection["weight"])
     with torch.device("meta"):  # no weights yet: drawing random ones takes most of the time of loading
         model = Backbone(*shapes, preprocess, tokenizer, name=name, **options)
+    model.logit_bias = logit_bias
     fill(model.vision, vision.state, name)
-    fill(model.visual_projection, {"weight": vision.projection}, name)
+    fill(model.visual_projection, vision.projection, name)
     if text is not None and model.text is not None and model.text_projection is not None:
         fill(model.text, text.state, name)
-        fill(model.text_projection, {"weight": text.projection}, name)
+        fill(model.text_projection, text.projection, name)
     return model
+
+
+def join_query(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """A tower's tensors with the learned query (W,) of its attention pooling, the same for every image, multiplied into
+    the keys' weights (W, W). The keys' bias adds the same to every token, which softmax takes off again."""
+    query, key = state.pop("pool.query", None), state.pop("pool.key.weight", None)
+    if query is None or key is None:
+        return state
+    ask = torch.einsum("hd,hdw->hw", query.double().view(heads, -1), key.double().unflatten(0, (heads, -1)))
+    return state | {"pool.ask.weight": (ask * (len(query) / heads) ** -0.5).float()}
 
 
 def need(tensors: Mapping[str, Tensor], key: str, name: str) -> Tensor:
@@ -226,6 +247,7 @@ def need(tensors: Mapping[str, Tensor], key: str, name: str) -> Tensor:
     return tensors[key].float()
 
 
-def logit_scale(tensors: Tensors) -> float:
-    """CLIP's own inverse temperature, where the checkpoint has it."""
-    return float(tensors["logit_scale"].float().exp()) if "logit_scale" in tensors else 100.0
+def logits(tensors: Tensors) -> dict[str, Any]:
+    """The checkpoint's own inverse temperature, and SigLIP's bias beside it, where it has them."""
+    scale = float(tensors["logit_scale"].float().exp()) if "logit_scale" in tensors else 100.0
+    return {"logit_scale": scale, "logit_bias": float(tensors["logit_bias"]) if "logit_bias" in tensors else None}

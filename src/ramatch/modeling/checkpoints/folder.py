@@ -23,11 +23,12 @@ from torch import Tensor
 from ...config import RAMConfig
 from ...errors import RamatchError
 from ...files import expect, expect_numbers, new_folder, write_atomic, write_json
-from ..backbone import Backbone, TowerConfig
+from ..backbone import Backbone
 from ..known import Known
 from ..learned import Learned
 from ..preprocess import Preprocess
 from ..ram import RAM
+from ..towers import TowerConfig
 from .files import fill, read_config, read_tensors
 from .hashes import LIST, check_hashes, write_hashes
 from .packing import quantize, write_tensors
@@ -175,6 +176,7 @@ def save_backbone(backbone: Backbone, folder: str | Path, *, weights: str = "fp3
         "text": dataclasses.asdict(backbone.text.config) if backbone.text is not None else None,
         "dim": backbone.dim,
         "logit_scale": backbone.logit_scale,
+        "logit_bias": backbone.logit_bias,
         "global_pool": backbone.global_pool,
         "context": backbone.tokenizer.context if backbone.tokenizer else None,
         "preprocess": backbone.preprocess.to_dict(),
@@ -186,7 +188,6 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
     """Read what `save_backbone` wrote."""
     folder = Path(folder)
     c = read_config(folder / "config.json")
-    tokenizer = Tokenizer.from_folder(folder, c["context"]) if c.get("context") else None
     try:
         vision, text = TowerConfig(**c["vision"]), TowerConfig(**c["text"]) if c["text"] else None
         stored = sum(part.stat().st_size for part in folder.glob("model*.safetensors"))
@@ -195,10 +196,13 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
                 raise ValueError("sizes for which its weights are too small")
         options = {key: c[key] for key in ("logit_scale", "global_pool", "name")}
         with torch.device("meta"):  # no weights yet
-            model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), tokenizer, **options)
+            model = Backbone(vision, text, c["dim"], Preprocess(**c["preprocess"]), **options)
+        model.logit_bias = None if c.get("logit_bias") is None else float(c["logit_bias"])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # before weights are touched
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise RamatchError(f"{folder / 'config.json'} is damaged or of another version ({reason})") from None
+    if text is not None and c.get("context"):
+        model.tokenizer = Tokenizer.from_folder(folder, c["context"], text.pad)
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
         tensors |= read_tensors(part)

@@ -1,9 +1,10 @@
 """Reading backbones, and single towers to be joined, from disk or the hub.
 
 `load_backbone` understands, by what it finds: a Hugging Face CLIP, its vision tower alone, or a dual encoder of a
-DINOv2 and a BERT (`huggingface.py`), an open_clip folder and bare state dicts of OpenAI's CLIP or open_clip's ViT
-(`openai.py`), and what `save_backbone` wrote (`folder.py`). `read_tower` takes a tower out of these, and the families
-of towers alone that `huggingface.py` lists.
+DINOv2 and a BERT (`huggingface.py`), a SigLIP (`siglip.py`), an open_clip folder and bare state dicts of OpenAI's CLIP
+or open_clip's (`openai.py`, with timm's towers in `timm.py`), and what `save_backbone` wrote (`folder.py`).
+`read_tower` takes a tower out of these, and the families of towers alone that `huggingface.py` lists. The table for
+users is docs/backbones.md.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...errors import RamatchError
-from ..backbone import Backbone, TowerConfig
+from ..backbone import Backbone
 from ..preprocess import Preprocess
-from . import huggingface, openai
+from ..towers import TowerConfig
+from . import huggingface, openai, siglip, timm
 from .files import download, read_config, read_preprocess, read_tensors, read_weights
 from .hashes import check_hashes
-from .huggingface import TEXT, VISION, first_position
+from .huggingface import first_position
 from .tokenizer import Tokenizer
 
 BUNDLED = ("ramatch-mini",)
 LONGEST = 64  # tokens of a caption
-READ = ("clip", "clip_vision_model", "vision-text-dual-encoder")  # model types that have a joint space
+VISION, TEXT = huggingface.VISION | siglip.VISION, huggingface.TEXT | siglip.TEXT
+READ = {  # model types that have a joint space
+    **dict.fromkeys(("clip", "clip_vision_model", "vision-text-dual-encoder"), huggingface.load),
+    **dict.fromkeys(siglip.VISION, siglip.load),
+}
 
 
 def bundled_model(name: str) -> Path | None:
@@ -79,13 +85,20 @@ def _folder(folder: Path, name: str) -> Backbone:
         from .folder import load_saved_backbone
 
         return load_saved_backbone(folder)
+    if "architecture" in raw:
+        return timm.load(folder, name, raw)
     kind = raw.get("model_type", "unknown")
-    if kind not in READ:
+    if kind in READ:
+        return READ[kind](folder, name, raw)
+    if kind in VISION | TEXT:
         raise RamatchError(
-            f"'{name}' is a '{kind}' model; ramatch reads CLIP (any ViT), CLIP vision towers, and "
-            "DINOv2 + BERT dual encoders (see `ramatch align`)"
+            f"'{name}' is a '{kind}' model, a tower alone that shares no space with another; `ramatch align` joins one "
+            "that sees with one that reads"
         )
-    return huggingface.load(folder, name, raw)
+    raise RamatchError(
+        f"'{name}' is a '{kind}' model; ramatch reads CLIP and SigLIP (any ViT), their vision towers, open_clip's "
+        "folders, and DINOv2 + BERT dual encoders (see `ramatch align`); docs/backbones.md lists them"
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- towers
@@ -107,6 +120,9 @@ def read_tower(name: str | Path, part: str) -> Tower:
     folder = path if path.exists() else download(str(name))
     raw = read_config(folder / "config.json") if (folder / "config.json").is_file() else {}
     kind = raw.get("model_type", "")
+    if "architecture" in raw and part == "vision" and not (folder / "open_clip_config.json").is_file():
+        config, state = timm.tower(read_weights(folder), folder.name, str(raw["architecture"]))
+        return Tower(folder.name, config, state, timm.preprocess(config, raw))
     if kind not in families and kind in VISION | TEXT:
         raise RamatchError(f"{folder.name} is a '{kind}' model, which has no {part} tower; give it as --{other}")
     if kind not in families:  # only the whole model can be read
@@ -114,7 +130,8 @@ def read_tower(name: str | Path, part: str) -> Tower:
         tower = whole.vision if part == "vision" else whole.require_text("--text")
         return Tower(folder.name, tower.config, dict(tower.state_dict()), whole.preprocess, whole.tokenizer)
     family = families[kind]
-    config, state = family.shape(raw), family.read(read_weights(folder), folder.name)
+    config = family.shape(raw)
+    state = family.read(read_weights(folder), folder.name, config)
     if part == "vision":
         preprocess = read_preprocess(folder, (config.image, config.image), family.pixels)
         return Tower(folder.name, config, state, preprocess)
