@@ -175,7 +175,7 @@ def shown(value: object) -> str:
 
 def test_the_table_of_presets_is_the_code() -> None:
     head = ("paper", "reference", "ramatch")
-    assert {*head, "aligned"} == set(PRESETS)
+    assert {*head, "aligned", "aligned-best"} == set(PRESETS)
     rows = [[f"`{f.name}`", *(shown(getattr(PRESETS[p], f.name)) for p in head)] for f in dataclasses.fields(RAMConfig)]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     found = table("docs/method.md", "presets")
@@ -186,11 +186,13 @@ def test_the_table_of_presets_is_the_code() -> None:
 def test_what_the_aligned_preset_changes_is_said() -> None:
     import yaml
 
-    ours, aligned = PRESETS["ramatch"].to_dict(), PRESETS["aligned"].to_dict()
     text = (ROOT / "docs/method.md").read_text(encoding="utf-8")
-    changes = text.split("with these changes:", 1)[1].split(". DINOv2", 1)[0]
-    found = {k: v for item in re.findall(r"`([^`]*)`", changes) for k, v in yaml.safe_load(item).items()}
-    assert found == {name: aligned[name] for name in ours if ours[name] != aligned[name]}
+    _, *said = text.split("with these changes:")
+    for before, after, part in zip(("ramatch", "aligned-best"), ("aligned-best", "aligned"), said, strict=True):
+        old, new = PRESETS[before].to_dict(), PRESETS[after].to_dict()
+        items = re.findall(r"`([^`]*)`", part.split("\n\n")[0].split(". DINOv2")[0])
+        found = {k: v for item in items for k, v in yaml.safe_load(item).items()}
+        assert found == {name: new[name] for name in old if old[name] != new[name]}
 
 
 def test_the_table_of_serve_settings_is_the_code() -> None:

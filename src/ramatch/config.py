@@ -3,7 +3,7 @@ page, the documentation and the tests read their lists here.
 
 Every point on which the paper and the authors' program differ is a named field; `PRESETS["paper"]` and
 `PRESETS["reference"]` are the two readings, `PRESETS["ramatch"]` is ours, `PRESETS["aligned"]` ours for encoders of
-`ramatch align`.
+`ramatch align`, `PRESETS["aligned-best"]` what that was before.
 """
 
 from __future__ import annotations
@@ -131,24 +131,30 @@ class RAMConfig(Settings):
 
 _OURS = RAMConfig(tss_init="zero", tss_input="after", tss_share=0.7, max_weight=0.75, region_share=0.6, best_share=0.5)
 _PAPER = RAMConfig(tss_labels="raw", plan_scale="one", score="softmax", tau_region=2e-3)
+# for encoders of `ramatch align`: DINOv2's final patches are local already, and more tokens upset its attention
+_ALIGNED = _OURS.replace(
+    region_share=0.7,
+    templates=("{}", "{}s"),
+    saa_layers=0,
+    visual_prompts=0,
+    prompts="none",
+    pooled="adapted",
+    tau_region=None,
+)
 PRESETS: dict[str, RAMConfig] = {
     "ramatch": _OURS,
-    # for encoders of `ramatch align`: DINOv2's final patches are local already, and more tokens upset its attention
-    "aligned": _OURS.replace(
-        cost="cosine",  # what holds KCOT back otherwise, and by how much: `ramatch study kcot`
+    # the plan alone, nothing borrowed from the best region: `ramatch study kcot` says what each change is worth
+    "aligned": _ALIGNED.replace(
+        cost="cosine",
         relax=1.0,
         lambda1=1.0,
         lambda2=0.3,
         tau_u=0.1,
         max_weight=0.0,
         best_share=0.0,
-        templates=("{}", "{}s"),
-        saa_layers=0,
-        visual_prompts=0,
-        prompts="none",
-        pooled="adapted",
-        tau_region=None,
+        region_share=0.6,
     ),
+    "aligned-best": _ALIGNED,  # the recipes' and ramatch-mini's
     "paper": _PAPER,
     "reference": _PAPER.replace(
         saa_layers=-1,

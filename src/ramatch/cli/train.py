@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..assets import vocabulary, vocabulary_names
-from ..config import MAPS, PARTS, PRECISIONS, PROTOCOLS, TEST_SETTINGS, WEIGHTS
+from ..config import MAPS, PARTS, PRECISIONS, PRESETS, PROTOCOLS, TEST_SETTINGS, WEIGHTS
 from ..errors import RamatchError
 from ..files import new_folder, write_json
 from ..labels import read_labels
@@ -135,7 +135,7 @@ def _add_adapt(verbs: Any) -> None:
     _add_captions(parser)
     add("--data", required=True, metavar="D", help="labelled images: folder or annotation file")
     add("--split", default="train", metavar="S", help="where the data has several (default: %(default)s)")
-    add("--preset", default="aligned", help="aligned, ramatch, paper or reference (default: %(default)s)")
+    add("--preset", default="aligned-best", choices=tuple(PRESETS), help="default: %(default)s")
     add("--views", type=count, metavar="N", help="of each image (default: 3)")
     add("--max-tags", type=count, metavar="N", help="default: 1500")
     add("--min-images", type=count, metavar="N", help="a tag must occur in so many (default: 12)")

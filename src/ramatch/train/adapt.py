@@ -109,7 +109,7 @@ def adapt_folder(
 
     What was read, the settings and the log go into adapt.json, the mined
     tags into tags.txt. Returns what adapt.json holds."""
-    out, ram, config = new_folder(out), ram or preset("aligned"), config or AdaptConfig()
+    out, ram, config = new_folder(out), ram or preset("aligned-best"), config or AdaptConfig()
     found = data.read()
     own = load_frozen(str(backbone)).to(pick_device(device))
     own.name = Path(backbone).name  # the folder stands alone, so it need not remember where this lay
@@ -146,7 +146,7 @@ def adapt_folder(
     return report
 
 
-def settings_from(overrides: Sequence[str], base: str = "aligned") -> tuple[AdaptConfig, RAMConfig]:
+def settings_from(overrides: Sequence[str], base: str = "aligned-best") -> tuple[AdaptConfig, RAMConfig]:
     """How `adapt` trains, and the named preset of `RAMConfig`, with `name=value` changes of either."""
     names = [f.name for f in fields(RAMConfig)]
     changes = parse_overrides(overrides, [*dotted_names(AdaptConfig), *names])
