@@ -147,8 +147,10 @@ class Recognizer:
         saved = read_json(folder / "config.json") if is_model_folder(folder) else {}
         # a model may say that bf16 is fine for it; on CPUs that compute in it, it is twice as fast
         half = half or (saved.get("cpu_dtype") == "bfloat16" and cpu_has_bfloat16())
+        dtype = dtype or (torch.bfloat16 if half else torch.float32)
         if saved and method in (None, trained := (saved.get("method") or {}).get("name", "ram")):
-            ram = load_ram(folder, build=build_method, backbone=backbone, label_features=label_features)
+            parts = {"backbone": backbone, "label_features": label_features, "dtype": dtype}
+            ram = load_ram(folder, build=build_method, **parts)
             if (folder / "calibration.json").is_file():
                 calibrator = Calibrator.from_dict(read_json(folder / "calibration.json"))
         elif str(name) in BUNDLED:

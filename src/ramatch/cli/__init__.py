@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import RamatchError, printable
-from ..memory import use_growing_segments
+from ..memory import collect_rarely, use_growing_segments
 
 EXAMPLES = """examples:
   ramatch tag photo.jpg --labels "dog, umbrella, kite"
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with a picture is said in our own words
     use_growing_segments()
+    collect_rarely()
     arguments = parse(argv)
     try:
         code = arguments.run(arguments) or 0

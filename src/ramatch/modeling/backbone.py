@@ -54,6 +54,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def drawn(*shape: int) -> Tensor:
+    """Normal random numbers; on the meta device none, where drawing would first load torch's compiler and sympy for a
+    third of a second."""
+    numbers = torch.empty(shape)
+    return numbers if numbers.is_meta else numbers.normal_()
+
+
 def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
@@ -157,7 +164,7 @@ class VisionTower(nn.Module):
             x = self.patch(pixels).flatten(2).transpose(1, 2)
         else:
             x = self._embed_bytes(pixels, self.offset, h, w)
-        x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1) + self.grid_positions(h, w)
+        x = torch.cat([self.cls.expand(x.shape[0], 1, -1), x], dim=1) + self.grid_positions(h, w)
         return _normed(x, self.stem) if isinstance(self.stem, nn.LayerNorm) else x
 
     def _embed_bytes(self, pixels: Tensor, offset: float, h: int, w: int) -> Tensor:
@@ -183,8 +190,7 @@ class TextTower(nn.Module):
     def __init__(self, c: TowerConfig) -> None:
         super().__init__()
         self.config = c
-        # drawn by a factory: nn.Embedding's own way, on the meta device, first loads torch's compiler for half a second
-        self.tokens = nn.Embedding.from_pretrained(torch.randn(c.vocab, c.width), freeze=False)
+        self.tokens = nn.Embedding.from_pretrained(drawn(c.vocab, c.width), freeze=False)  # its own way draws on meta
         self.positions = nn.Parameter(torch.zeros(c.context, c.width))
         self.types = nn.Parameter(torch.zeros(c.width)) if c.norm == "post" else None
         self.stem = nn.LayerNorm(c.width, eps=c.eps) if c.norm == "post" else nn.Identity()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..config import PRESETS, RAMConfig
 from ..errors import RamatchError
-from .backbone import Backbone, Block
+from .backbone import Backbone, Block, drawn
 from .kernels.ops import label_attention, layer_norm, spatial_selection
 from .known import Known
 from .learned import Learned
@@ -125,7 +125,7 @@ class RegionSet(nn.Module):
         count = config.adapted_layers if config.tss else 0
         self.tss = nn.ModuleList(TSS(c.width, backbone.dim, config, fused) for _ in range(count))
         rows = config.adapted_layers if config.visual_prompts else 0
-        self.visual_prompts = nn.Parameter(torch.randn(rows, config.visual_prompts, c.width) * 0.02)
+        self.visual_prompts = nn.Parameter(drawn(rows, config.visual_prompts, c.width) * 0.02)
         self.region_dtype: torch.dtype | None = None  # of regions, where it is finer than the tower's (see `fuse`)
         # weight of SAA and of TSS in the adapted layers: the mean of the two when both are on (Eq. 5)
         self.weight = 0.5 if config.combine == "mean" and self.tss and config.saa_layers != 0 else 1.0
@@ -189,7 +189,7 @@ class RegionSet(nn.Module):
             y = x
             if prompts and adapted:
                 extra = self.visual_prompts[i - self.start].to(x.dtype)
-                y = torch.cat([x, extra.expand(len(x), -1, -1)], dim=1)
+                y = torch.cat([x, extra.expand(x.shape[0], -1, -1)], dim=1)
             last = class_only and i + 1 == len(backbone.vision.blocks)
             q, k, v = block.project(y, queries=1 if last else None)
             if saa:
