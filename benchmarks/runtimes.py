@@ -4,7 +4,8 @@ python -m benchmarks.runtimes                        # all that are installed, b
 python -m benchmarks.runtimes --memory               # and what a process takes, and how long to its first answer
 
 Every round runs all of them one after the other, and each keeps its fastest: on a machine that others use too, that is
-what disturbs a comparison least. Processor time, with OMP_NUM_THREADS=1, is disturbed still less. Images are the bundled photographs, resized already; 80 labels of `everyday`.
+what disturbs a comparison least. Processor time, with OMP_NUM_THREADS=1, is disturbed still less. Images
+are the bundled photographs, resized already; labels are 80 of `everyday`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from ramatch.data.images import load_image
 from ramatch.modeling.graph import GraphedRAM
 from ramatch.modeling.ram import RAM
 from ramatch.modeling.runtimes import PACKAGES, make_runtime
-from ramatch.recognizer import zero_shot
 
 LABELS = 80
 ONE = """
@@ -55,7 +55,7 @@ def passes(model: str, names: list[str], rows: int) -> dict[tuple[str, str], Cal
     """(what, runtime) → what runs a batch of images."""
     recognizer = Recognizer.from_pretrained(model, device="cpu", runtime="torch")
     ram = recognizer.ram
-    bare = RAM(ram.backbone, zero_shot(ram.config, ram.backbone)).eval().to(ram.backbone.dtype)
+    bare = RAM(ram.backbone, ram.config.replace(tss=False, prompts="none")).eval().to(ram.backbone.dtype)
     recognizer.set_vocabulary(vocabulary("everyday")[:LABELS])
     assert recognizer.vocabulary is not None
     labels, photos = recognizer.vocabulary.encoded, pictures(ram)

@@ -34,13 +34,7 @@ def test_it_speaks_before_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_garbage_is_looked_for_rarely_and_not_at_the_end() -> None:
-    code = """
-import atexit, gc
-from ramatch.cli import main
-atexit.register(lambda: print(gc.get_freeze_count() > 0))  # runs after what main registers
-main(["tag"])
-print(gc.get_threshold()[0] >= 50_000)
-"""
+def test_garbage_is_looked_for_rarely() -> None:
+    code = "import gc; from ramatch.cli import main; main(['tag']); print(gc.get_threshold()[0])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["True", "True"]
+    assert int(done.stdout) >= 50_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import sys
@@ -17,7 +16,5 @@ def use_growing_segments() -> None:
 
 def collect_rarely() -> None:
     """Look for cycles of dead objects after 50,000 new ones, not after 700: importing torch makes hundreds of thousands
-    that live on, and looking at them again and again takes an eighth of the import. At the end, where all of them die,
-    they are not looked at once more: that took a fifth of a second."""
+    that live on, and looking at them again and again takes an eighth of the import."""
     gc.set_threshold(50_000)
-    atexit.register(gc.freeze)

@@ -111,9 +111,9 @@ class Recognizer:
         `kinds`: look for "animal" as dog, cat, … too, and for "automobile" as car, by the built-in lexicon (see
         `ramatch.data.kinds`); it needs calibrated probabilities.
 
-        `runtime`: what runs the image part on a CPU, one of `ramatch.config.RUNTIMES`; `auto` takes the fastest one that
-        is installed and was measured to give the same answers but for their last digits, in 8 bits if the model says
-        that this is fine for it (`int8`); see `ramatch.modeling.runtimes`.
+        `runtime`: what runs the image part on a CPU, one of `ramatch.config.RUNTIMES`; `auto` takes the fastest that is
+        installed and was measured, in 8 bits, if the model says that this is fine for it (`int8`), and torch otherwise;
+        see docs/performance.md.
         """
         self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
         self.vocabulary: Vocabulary | None = None
@@ -160,7 +160,7 @@ class Recognizer:
         dtype = dtype or (torch.bfloat16 if half else torch.float32)
         if saved and method in (None, trained := (saved.get("method") or {}).get("name", "ram")):
             options["int8"] = saved.get("cpu_int8") is True
-            parts = {"backbone": backbone, "label_features": label_features, "dtype": dtype}
+            parts: dict[str, Any] = {"backbone": backbone, "label_features": label_features, "dtype": dtype}
             ram = load_ram(folder, build=build_method, **parts)
             if (folder / "calibration.json").is_file():
                 calibrator = Calibrator.from_dict(read_json(folder / "calibration.json"))

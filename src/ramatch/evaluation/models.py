@@ -206,7 +206,8 @@ def evaluate_all(
 
     "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of
     RAMConfig that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its
-    score in any case. `runtime`: what runs the image part on a CPU (RUNTIMES). Options: those of `read_test`, `load_model`, `collect_scores` and `evaluate_scores`, by name."""
+    score in any case. `runtime`: what runs the image part on a CPU (RUNTIMES). Options: those of `read_test`,
+    `load_model`, `collect_scores` and `evaluate_scores`, by name."""
     if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
     takers = (read_test, load_model, collect_scores, evaluate_scores)

@@ -46,16 +46,16 @@ def choose(name: str, ram: RAM, *, int8: bool = False) -> str:
         name = os.environ.get("RAMATCH_RUNTIME") or name
     if name not in RUNTIMES:
         raise RamatchError(f"unknown runtime '{name}'; known: {', '.join(RUNTIMES)}")
-    on_cpu = ram.backbone.device.type == "cpu"
+    on_cpu, own = ram.backbone.device.type == "cpu", type(ram) is RAM
     if name == "auto":
-        fast = on_cpu and int8 and cpu_has_vnni() and importlib.util.find_spec("openvino") is not None
+        fast = on_cpu and own and int8 and cpu_has_vnni() and importlib.util.find_spec("openvino") is not None
         return "openvino-int8" if fast else "torch"
     if name == "torch":
         return name
     if not on_cpu:
-        raise RamatchError(
-            f"runtime '{name}' runs on a CPU, and the model is on {ram.backbone.device}; use torch there"
-        )
+        raise RamatchError(f"runtime '{name}' runs on a CPU; the model is on {ram.backbone.device}: use torch there")
+    if not own:
+        raise RamatchError(f"runtime '{name}' runs RAM, and the model is {type(ram).__name__}: use torch")
     require(PACKAGES[name], "onnx" if name == "onnx" else "openvino")
     return name
 
@@ -170,7 +170,7 @@ def _size(ram: RAM) -> tuple[int, int]:
 
 
 def _form(ram: RAM) -> Callable[[Sequence[np.ndarray]], Trunk]:
-    """What makes a trunk of outputs, a copy in the types that `RAM.recognize` works in; the global feature in float32."""
+    """What makes a trunk of outputs: copies in the types that `RAM.recognize` takes; the global feature in float32."""
     grid, dtype = ram.backbone.vision.grid(*_size(ram)), ram.region_set.region_dtype or ram.backbone.dtype
 
     def form(outputs: Sequence[np.ndarray]) -> Trunk:
