@@ -92,6 +92,7 @@ TABLES = {
         "speed.csv", {"": "{row}", "now": "{value} {unit}", "before": "{beside}", "ratio": "{ratio}×", "bar": "{goal}"}
     ),
     "cpu": Table("speed.csv", SPEED),
+    "runtimes": Table("speed.csv", SPEED),
     "serve": Table(
         "serve.csv",
         {

@@ -11,6 +11,7 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["RAMATCH_RUNTIME"] = "torch"  # but where a test asks for another
 for other in ("JAX", "TENSORFLOW", "CUPY"):  # POT opens each it finds, and JAX takes most of a GPU's memory at once
     os.environ.setdefault(f"POT_BACKEND_DISABLE_{other}", "1")
 

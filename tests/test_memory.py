@@ -32,3 +32,9 @@ def test_segments_grow_unless_the_user_says_otherwise(monkeypatch: pytest.Monkey
 def test_it_speaks_before_torch() -> None:
     code = "import sys, ramatch.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_garbage_is_looked_for_rarely() -> None:
+    code = "import gc; from ramatch.cli import main; main(['tag']); print(gc.get_threshold()[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) >= 50_000

@@ -38,7 +38,9 @@ from .modeling.graph import GraphedRAM
 from .modeling.matching import MATCHERS
 from .modeling.ram import RAM, Labels, Trunk
 from .modeling.remembered import REMEMBERED, remembered
+from .modeling.runtimes import choose, make_runtime
 from .modeling.text import clean_labels
+from .modeling.types import Runtime
 from .prediction import TRUSTED, Prediction, Unreadable
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ class Recognizer:
         cache: int = 64,
         fast: bool | None = None,
         kinds: bool = True,
+        runtime: str = "auto",
+        int8: bool = False,
     ) -> None:
         """`cache`: how many images' trunks are kept, so that a new vocabulary does not run the image tower again.
 
@@ -106,12 +110,18 @@ class Recognizer:
 
         `kinds`: look for "animal" as dog, cat, … too, and for "automobile" as car, by the built-in lexicon (see
         `ramatch.data.kinds`); it needs probabilities of a calibration, not a checkpoint's own (SigLIP).
+
+        `runtime`: what runs the image part on a CPU, one of `ramatch.config.RUNTIMES`; `auto` takes the fastest that is
+        installed and was measured, in 8 bits, if the model says that this is fine for it (`int8`), and torch otherwise;
+        see docs/performance.md.
         """
         self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
         self.vocabulary: Vocabulary | None = None
         self.kinds = kinds
         self.fast = ram.backbone.device.type == "cuda" if fast is None else fast
+        self.int8, self.runtime = int8, choose(runtime, ram, int8=int8)
         self.trunks = TrunkCache(cache)
+        self._compiled: Runtime | None = None
         self._engine: GraphedRAM | None = None
         self._dense: DenseMaps | None = None
         self._making = Lock()
@@ -135,8 +145,8 @@ class Recognizer:
         A plain CLIP is used zero-shot: frozen, with self-aware attention, without learned parts; `preset` and
         `image_size` set how. A SigLIP's own sigmoid gives its probabilities, by the global feature alone. `dtype` of
         the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it for models that say it is fine
-        (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere. `options`: `cache`, `fast` and
-        `kinds`; `method`: another system (see `ramatch.methods`) that a plain CLIP, or the backbone in a model folder,
+        (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere. `options`: `cache`, `fast`,
+        `kinds` and `runtime`; `method`: another system (see `ramatch.methods`) that a plain CLIP, or the backbone in a model folder,
         is used in.
         """
         method = options.pop("method", None)
@@ -148,8 +158,11 @@ class Recognizer:
         saved = read_json(folder / "config.json") if is_model_folder(folder) else {}
         # a model may say that bf16 is fine for it; on CPUs that compute in it, it is twice as fast
         half = half or (saved.get("cpu_dtype") == "bfloat16" and cpu_has_bfloat16())
+        dtype = dtype or (torch.bfloat16 if half else torch.float32)
         if saved and method in (None, trained := (saved.get("method") or {}).get("name", "ram")):
-            ram = load_ram(folder, build=build_method, backbone=backbone, label_features=label_features)
+            options["int8"] = saved.get("cpu_int8") is True
+            parts: dict[str, Any] = {"backbone": backbone, "label_features": label_features, "dtype": dtype}
+            ram = load_ram(folder, build=build_method, **parts)
             if (folder / "calibration.json").is_file():
                 calibrator = Calibrator.from_dict(read_json(folder / "calibration.json"))
         elif str(name) in BUNDLED:
@@ -183,7 +196,8 @@ class Recognizer:
         if self.calibrator is not None and self.calibrator.own:
             kind = "probabilities of its own sigmoid"
         labels = "no vocabulary yet" if self.vocabulary is None else f"{len(self.labels)} labels"
-        return f"Recognizer({self.name} on {self.device}: {kind}, {labels})"
+        where = self.device if self.runtime == "torch" else f"{self.device} by {self.runtime}"
+        return f"Recognizer({self.name} on {where}: {kind}, {labels})"
 
     @property
     def device(self) -> torch.device:
@@ -201,11 +215,30 @@ class Recognizer:
     @property
     def engine(self) -> GraphedRAM:
         """What runs the model, made at its first use."""
+        runtime = self.compiled
         with self._making:
             if self._engine is None:
-                ram = fuse(self.ram) if self.fast else self.ram
-                self._engine = GraphedRAM(ram, best=self.calibrator is not None, batch_size=1, patience=PATIENCE)
+                ram, best = fuse(self.ram) if self.fast else self.ram, self.calibrator is not None
+                self._engine = GraphedRAM(ram, best=best, batch_size=1, patience=PATIENCE, runtime=runtime)
             return self._engine
+
+    def run_by(self, runtime: str) -> None:
+        """Change what runs the image part (see `runtime` above)."""
+        self.runtime = choose(runtime, self.ram, int8=self.int8)
+        self._compiled = self._engine = self._dense = None
+        self.trunks = TrunkCache(self.trunks.size)  # the old ones' numbers differ
+
+    @property
+    def compiled(self) -> Runtime | None:
+        """What runs the image part where torch does not, made at its first use."""
+        with self._making:
+            if self._compiled is None:
+                self._compiled = make_runtime(self.runtime, self.ram, self._photos)
+            return self._compiled
+
+    def _photos(self) -> Tensor:
+        """The bundled photographs: ordinary pictures, uint8 (B, 3, H, W)."""
+        return torch.stack([self.ram.preprocess.resize(load_image(path)) for path in photo_paths()])
 
     @property
     def dense(self) -> DenseMaps:
@@ -213,8 +246,7 @@ class Recognizer:
         engine = self.engine
         with self._making:
             if self._dense is None:
-                photos = [self.ram.preprocess.resize(load_image(path)) for path in photo_paths()]
-                self._dense = DenseMaps(self.ram, engine, photos)
+                self._dense = DenseMaps(self.ram, engine, list(self._photos()))
             return self._dense
 
     def set_vocabulary(self, labels: Sequence[str] | str, *, templates: Sequence[str] | None = None) -> None:

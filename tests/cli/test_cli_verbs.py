@@ -142,7 +142,7 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     monkeypatch.setattr("ramatch.serve.serve", lambda *a, **k: calls.append((a, k)))
     monkeypatch.delenv("RAMATCH_API_KEY", raising=False)
     assert ramatch("serve").code == 0
-    plain = {"device": None, "label_features": None, "backbone": None, "kinds": True}
+    plain = {"device": None, "label_features": None, "backbone": None, "kinds": True, "runtime": "auto"}
     assert calls.pop() == (
         ("ramatch-mini",),
         {"host": "127.0.0.1", "port": 8000, "settings": ServeSettings(), **plain},
@@ -178,7 +178,8 @@ def test_serve_passes_its_arguments_on(ramatch, monkeypatch):
     settings = options.pop("settings")
     assert name == "m"
     assert options.pop("kinds") is False
-    assert options == {"host": "::1", "port": 9, "device": "cpu", "label_features": "f", "backbone": "b"}
+    given = {"host": "::1", "port": 9, "device": "cpu", "label_features": "f", "backbone": "b", "runtime": "auto"}
+    assert options == given
     assert (settings.queue_size, settings.window_s, settings.max_batch) == (7, 0.0025, 3)
     assert (settings.cors_origins, settings.api_key) == (("http://a", "http://b"), "a long secret")
     monkeypatch.setenv("RAMATCH_API_KEY", "short")

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import RamatchError, printable
-from ..memory import use_growing_segments
+from ..memory import collect_rarely, use_growing_segments
 
 EXAMPLES = """examples:
   ramatch tag photo.jpg --labels "dog, umbrella, kite"
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """All verbs; their arguments live beside their code in this package."""
-    from . import data, explain, library, segment, serve, study, tag, train
+    from . import data, explain, export, library, segment, serve, study, tag, train
 
     parser = Parser(
         prog="ramatch",
@@ -41,7 +41,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"ramatch {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
-    for module in (tag, library, explain, segment, serve, train, study, data):
+    for module in (tag, library, explain, segment, serve, train, study, export, data):
         module.add_verbs(verbs)
     return parser
 
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with a picture is said in our own words
     use_growing_segments()
+    collect_rarely()
     arguments = parse(argv)
     try:
         code = arguments.run(arguments) or 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..assets import GENERAL, vocabulary, vocabulary_names
-from ..config import MATCHERS, METHODS
+from ..config import MATCHERS, METHODS, RUNTIMES
 from ..errors import RamatchError, printable
 from ..labels import parse_labels, read_labels
 
@@ -26,6 +26,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     what = "bundled model, model folder, Hugging Face CLIP id, or state-dict file (default: %(default)s)"
     group.add_argument("--model", default="ramatch-mini", metavar="M", help=what)
     add_parts(group)
+    what = "what runs the image part on a CPU (default: %(default)s; see docs/performance.md)"
+    group.add_argument("--runtime", choices=RUNTIMES, default="auto", help=what)
 
 
 def add_parts(parser: Any) -> None:
@@ -94,8 +96,9 @@ def load_recognizer(arguments: argparse.Namespace, **options: Any) -> Recognizer
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `add_parts` and `add_method` asked for, as `Recognizer.from_pretrained` takes it."""
-    return pick(arguments, "device", "label_features", "backbone", *(["method"] if "method" in arguments else []))
+    """What `add_model`, `add_parts` and `add_method` asked for, as `Recognizer.from_pretrained` takes it."""
+    more = [name for name in ("method", "runtime") if name in arguments]
+    return pick(arguments, "device", "label_features", "backbone", *more)
 
 
 def pick(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _add_eval(verbs: Any) -> None:
     add("--json", metavar="FILE", help="write the report as JSON")
     add("--markdown", action="store_true")
     add("settings", nargs="*", metavar=CHANGES, help="of matching and scores, for this test, e.g. score=partial")
-    parser.set_defaults(run=run_eval)
+    parser.set_defaults(run=run_eval, runtime="torch")  # what is measured must not depend on what is installed
 
 
 def _add_calibrate(verbs: Any) -> None:

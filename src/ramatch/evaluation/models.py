@@ -24,6 +24,7 @@ from ..modeling.checkpoints.folder import copy_model, model_folder
 from ..modeling.fuse import fuse
 from ..modeling.graph import GraphedRAM
 from ..modeling.ram import RAM
+from ..modeling.types import Runtime
 from ..progress import Progress
 from ..recognizer import PATIENCE, Recognizer
 from .calibration import FEATURES, Evidence, Words
@@ -82,12 +83,12 @@ def collect_scores(
     images: ImageCache | None = None,
     progress: bool = True,
     what: str = "evaluating",
-    fast: bool | None = None,
+    fast: bool | Runtime | None = None,
 ) -> Scores:
     """Run the model over a set of images with the set's own classes.
 
     Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`:
-    score with a fused copy of the weights (see `fuse`); by default on a GPU."""
+    score with a fused copy of the weights (see `fuse`), by default on a GPU; or with another runtime."""
     training, device, dtype = ram.training, ram.backbone.device, ram.backbone.dtype
     kept, pending, done = [], [], 0  # (B, N, 4) on the CPU; those still on the device, moved in large pieces
     batches: Iterable[Tensor]
@@ -102,9 +103,10 @@ def collect_scores(
     ram.eval()
     try:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            model = fuse(ram) if fast or (fast is None and device.type == "cuda") else ram
+            runtime = None if fast is None or isinstance(fast, bool) else fast
+            model = fuse(ram) if fast is True or (fast is None and device.type == "cuda") else ram
             labels = ram.encode_labels(data.classes)
-            engine = GraphedRAM(model, batch_size=batch_size, best=True, patience=PATIENCE)
+            engine = GraphedRAM(model, batch_size=batch_size, best=True, patience=PATIENCE, runtime=runtime)
             for pixels in batches:
                 output = engine(pixels, labels)  # its numbers are left on the device, so that nothing waits for them
                 assert output.scores is not None
@@ -196,13 +198,15 @@ def evaluate_all(
     scores: Sequence[str] = tuple(RANKINGS),
     matcher: str | None = None,
     settings: dict[str, Any] | None = None,
+    runtime: str = "torch",
     **options: Any,
 ) -> dict[str, Report]:
     """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
 
     "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of
     RAMConfig that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its
-    score in any case. Options: those of `read_test`, `load_model`, `collect_scores` and `evaluate_scores`, by name."""
+    score in any case. `runtime`: what runs the image part on a CPU (RUNTIMES). Options: those of `read_test`,
+    `load_model`, `collect_scores` and `evaluate_scores`, by name."""
     if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
     takers = (read_test, load_model, collect_scores, evaluate_scores)
@@ -213,6 +217,8 @@ def evaluate_all(
     else:
         recognizer = load_model(model, **loading)
         ram, calibrator = recognizer.ram, recognizer.calibrator
+        recognizer.run_by(runtime)
+        collecting.setdefault("fast", recognizer.compiled)
     changes = dict(settings or {}) | ({} if matcher is None else {"matcher": matcher})
     if changes:
         ram = ram.with_config(ram.config.replace(**changes))
@@ -257,7 +263,8 @@ def load_model(
     precision: str | None = None,
 ) -> Recognizer:
     """A recognizer from a bundled name, a model folder, a run folder (its model/), or a plain CLIP, for which `preset`,
-    `image_size` and `method` are. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and fp32 on a CPU."""
+    `image_size` and `method` are. `precision`: fp32, bf16 or fp16; by default bf16 on CUDA and what the model says on a
+    CPU. torch runs it, whatever else is installed: `Recognizer.run_by` changes that."""
     if precision is not None and precision not in DTYPES:
         raise RamatchError(f"precision must be one of {', '.join(DTYPES)}, got '{precision}'")
     options: dict[str, Any] = {"label_features": label_features, "backbone": backbone}
@@ -267,4 +274,4 @@ def load_model(
         "method": method,
         "dtype": DTYPES[precision] if precision else None,
     }
-    return Recognizer.from_pretrained(model, device=device, **options)
+    return Recognizer.from_pretrained(model, device=device, runtime="torch", **options)

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..errors import RamatchError
 from .matching import on_host
 from .ram import RAM, Labels, Output, Trunk
+from .types import Runtime
 
 T = TypeVar("T")
 
@@ -87,13 +88,22 @@ class GraphedRAM:
         best: also give each label's best region (a calibrator looks at it).
         patience: runs of a batch size without a graph before one is recorded, which takes as long as a few dozen runs.
             If recording fails the engine warns once and goes on without; see `why_eager`.
+        runtime: what runs the trunk of images of its size instead of torch (`runtimes.py`), on a CPU.
     """
 
-    def __init__(self, ram: RAM, *, batch_size: int = 32, best: bool = False, patience: int = 0) -> None:
+    def __init__(
+        self,
+        ram: RAM,
+        *,
+        batch_size: int = 32,
+        best: bool = False,
+        patience: int = 0,
+        runtime: Runtime | None = None,
+    ) -> None:
         if batch_size < 1:
             raise RamatchError("GraphedRAM: batch_size must be at least 1")
         self.ram, self.device, self.batch_size = ram, ram.backbone.device, batch_size
-        self.best, self.patience = best, patience
+        self.best, self.patience, self.runtime = best, patience, runtime
         self.why_eager: str | None = None
         self.recorder = Recorder(self.device) if self.device.type == "cuda" else None
         self._static: Labels | None = None  # where graphs read labels
@@ -126,7 +136,7 @@ class GraphedRAM:
                 slot = self._encode(images)
                 if slot is not None:
                     return slot.trunk[: len(images)].clone()
-            return self.ram.trunk(images.to(self.device, non_blocking=True))
+            return self._eager_trunk(images)
 
     @torch.inference_mode()
     def recognize(self, trunk: Trunk, labels: Labels, *, plan: bool = False, matcher: str | None = None) -> Output:
@@ -149,8 +159,13 @@ class GraphedRAM:
             graph = self._graph(slot, labels, way)
             if graph is not None:
                 return _replay(graph, len(images))
-            trunk = self.ram.trunk(images.to(self.device)) if slot is None else slot.trunk[: len(images)]
+            trunk = self._eager_trunk(images) if slot is None else slot.trunk[: len(images)]
             return self._pass(trunk, labels, way)
+
+    def _eager_trunk(self, images: Tensor) -> Trunk:
+        if self.runtime is not None and tuple(images.shape[2:]) == self.runtime.size:
+            return self.runtime(images)
+        return self.ram.trunk(images.to(self.device, non_blocking=True))
 
     def _pass(self, trunk: Trunk, labels: Labels, way: Way) -> Output:
         found = self.ram.recognize(trunk, labels, plan=way[0], matcher=way[1], best=self.best)

@@ -29,7 +29,7 @@ from .losses import GATHERED, LOSSES, Gather
 from .matching import fused_scores, match, scores_without_plan
 from .preprocess import HALF, Preprocess
 from .text import LabelSet
-from .towers import Block
+from .towers import Block, drawn
 from .types import Labels, Output, Streams, Trunk
 
 __all__ = ["RAM", "TSS", "Labels", "Output", "RegionSet", "Stream", "Streams", "Trunk"]
@@ -126,7 +126,7 @@ class RegionSet(nn.Module):
         count = config.adapted_layers if config.tss else 0
         self.tss = nn.ModuleList(TSS(c.width, backbone.dim, config, fused) for _ in range(count))
         rows = config.adapted_layers if config.visual_prompts else 0
-        self.visual_prompts = nn.Parameter(torch.randn(rows, config.visual_prompts, c.width) * 0.02)
+        self.visual_prompts = nn.Parameter(drawn(rows, config.visual_prompts, c.width) * 0.02)
         self.region_dtype: torch.dtype | None = None  # of regions, where it is finer than the tower's (see `fuse`)
         # weight of SAA and of TSS in the adapted layers: the mean of the two when both are on (Eq. 5)
         self.weight = 0.5 if config.combine == "mean" and self.tss and config.saa_layers != 0 else 1.0
@@ -193,7 +193,7 @@ class RegionSet(nn.Module):
             y = x
             if prompts and adapted:
                 extra = self.visual_prompts[i - self.start].to(x.dtype)
-                y = torch.cat([x, extra.expand(len(x), -1, -1)], dim=1)
+                y = torch.cat([x, extra.expand(x.shape[0], -1, -1)], dim=1)
             last = class_only and i + 1 == len(backbone.vision.blocks)
             q, k, v = block.project(y, 1 if last else None, rope)
             if saa:

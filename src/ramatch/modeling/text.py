@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..config import RAMConfig
 from ..errors import RamatchError
 from .backbone import Backbone
+from .towers import drawn
 
 CHUNK = 1024  # sentences through the frozen layers at once; fewer of those that are filled up
 USUAL = 8  # tokens of a sentence
@@ -67,7 +68,7 @@ class LabelSet(nn.Module):
             )
         self.start = layers - config.prompt_layers if self.mode == "deep" else layers
         rows = {"deep": config.prompt_layers, "coop": 1, "dualcoop": 2, "dualcoop++": 3, "none": 0}[self.mode]
-        self.prompts = nn.Parameter(torch.randn(rows, 0 if self.mode == "none" else config.prompt_tokens, width) * 0.02)
+        self.prompts = nn.Parameter(drawn(rows, 0 if self.mode == "none" else config.prompt_tokens, width) * 0.02)
         # sentence → output of the frozen layers, padded (T, W), and how many of its rows are real
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self._padded: tuple[tuple, Tensor, Tensor] | None = None  # the last list of sentences, ready for the next step

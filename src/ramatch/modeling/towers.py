@@ -87,6 +87,13 @@ def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
+def drawn(*shape: int) -> Tensor:
+    """Normal random numbers; on the meta device none, where drawing would first load torch's compiler and sympy for a
+    third of a second."""
+    numbers = torch.empty(shape)
+    return numbers if numbers.is_meta else numbers.normal_()
+
+
 class Block(nn.Module):
     """One transformer layer, in steps: `project` → attention → `merge` → `feed`, or all of it with `forward`."""
 
@@ -221,7 +228,7 @@ class VisionTower(nn.Module):
         h, w = self.grid(*pixels.shape[-2:])
         x = self._patches(pixels, h, w)
         if self.cls is not None:
-            x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1)
+            x = torch.cat([self.cls.expand(x.shape[0], 1, -1), x], dim=1)
         if (positions := self.grid_positions(h, w)) is not None:
             x = x + positions
         if self.registers is not None:
@@ -266,8 +273,7 @@ class TextTower(nn.Module):
     def __init__(self, c: TowerConfig) -> None:
         super().__init__()
         self.config = c
-        # drawn by a factory: nn.Embedding's own way, on the meta device, first loads torch's compiler for half a second
-        self.tokens = nn.Embedding.from_pretrained(torch.randn(c.vocab, c.width), freeze=False)
+        self.tokens = nn.Embedding.from_pretrained(drawn(c.vocab, c.width), freeze=False)  # its own way draws on meta
         self.positions = nn.Parameter(torch.zeros(c.context, c.width))
         self.types = nn.Parameter(torch.zeros(c.width)) if c.norm == "post" else None
         self.stem = nn.LayerNorm(c.width, eps=c.eps) if c.norm == "post" else nn.Identity()

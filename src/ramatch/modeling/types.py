@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -141,3 +141,12 @@ class Output(Tensors):
         """Cosine of each label's best region (B, N), of an output that was asked for it."""
         assert self.best_region is not None
         return self.best_region
+
+
+class Runtime(Protocol):
+    """What runs the trunk instead of torch, on a CPU: uint8 images (B, 3, height, width) of one size → their trunk."""
+
+    name: str
+    size: tuple[int, int]
+
+    def __call__(self, images: Tensor) -> Trunk: ...

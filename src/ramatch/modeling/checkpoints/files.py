@@ -59,14 +59,15 @@ def download(name: str) -> Path:
         ) from None
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a .safetensors file or of a pickle read with `weights_only=True`; nested state dicts are unwrapped."""
+def read_tensors(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Tensors of a .safetensors file (those in int8 as `dtype`) or of a pickle read with `weights_only=True`; nested
+    state dicts are unwrapped."""
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
-            return unpack(load_file(path), path)
+            return unpack(load_file(path), path, dtype)
         except (SafetensorError, OSError) as error:
             raise RamatchError(f"{path}: not a readable safetensors file ({error})") from None
     try:
@@ -185,9 +186,15 @@ def translate(reader: Reader, tensors: Tensors, what: str) -> dict[str, Tensor]:
         raise RamatchError(f"{what}: {error}") from None
 
 
-def fill(module: nn.Module, state: dict[str, Tensor], where: str, own: dict[str, Tensor] | None = None) -> None:
+def fill(
+    module: nn.Module,
+    state: dict[str, Tensor],
+    where: str,
+    own: dict[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Load tensors under our names, all of a module or those that `own` has; a missing one, one too many or a wrong
-    shape is an error that names it. A module on the meta device takes the tensors themselves, in float32."""
+    shape is an error that names it. A module on the meta device takes the tensors themselves, in `dtype`."""
     own = module.state_dict() if own is None else own
     for key in sorted(set(own) ^ set(state)):
         raise RamatchError(f"{where}: tensor '{key}' is {'missing' if key in own else 'unexpected'}")
@@ -195,7 +202,7 @@ def fill(module: nn.Module, state: dict[str, Tensor], where: str, own: dict[str,
         if value.shape != own[key].shape:
             raise RamatchError(f"{where}: tensor '{key}' is {tuple(value.shape)}, expected {tuple(own[key].shape)}")
     if new := all(tensor.is_meta for tensor in own.values()):
-        state = {key: value.float().contiguous() for key, value in state.items()}
+        state = {key: value.to(dtype).contiguous() for key, value in state.items()}
     module.load_state_dict(state, strict=False, assign=new)
 
 

@@ -111,10 +111,11 @@ def load_ram(
     backbone: Backbone | str | None = None,
     label_features: str | Path | None = None,
     build: Callable[..., RAM] = RAM,
+    dtype: torch.dtype = torch.float32,
 ) -> RAM:
-    """Read what `save_ram` wrote. The backbone comes from the folder itself, from `backbone`, or by its recorded name;
-    one with other weights is refused. `build` makes a model of a backbone, settings and, where the folder names
-    another system than RAM, that `method`."""
+    """Read what `save_ram` wrote. The backbone comes from the folder itself (in `dtype`), from `backbone`, or by its
+    recorded name; one with other weights is refused. `build` makes a model of a backbone, settings and, where the
+    folder names another system than RAM, that `method`."""
     from .loading import load_backbone
 
     folder = Path(folder)
@@ -128,7 +129,7 @@ def load_ram(
     name, mark = wanted.get("name"), wanted.get("fingerprint")
     bundled = (folder / "backbone" / "config.json").is_file()
     if backbone is None and bundled:
-        own = load_saved_backbone(folder / "backbone")
+        own = load_saved_backbone(folder / "backbone", dtype)
     elif isinstance(backbone, Backbone):
         own = backbone
     else:
@@ -184,7 +185,7 @@ def save_backbone(backbone: Backbone, folder: str | Path, *, weights: str = "fp3
     write_json(folder / "config.json", config)
 
 
-def load_saved_backbone(folder: str | Path) -> Backbone:
+def load_saved_backbone(folder: str | Path, dtype: torch.dtype = torch.float32) -> Backbone:
     """Read what `save_backbone` wrote."""
     folder = Path(folder)
     c = read_config(folder / "config.json")
@@ -205,8 +206,8 @@ def load_saved_backbone(folder: str | Path) -> Backbone:
         model.tokenizer = Tokenizer.from_folder(folder, c["context"], text.pad)
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("model*.safetensors")):
-        tensors |= read_tensors(part)
-    fill(model, tensors, str(folder))
+        tensors |= read_tensors(part, dtype)
+    fill(model, tensors, str(folder), dtype=dtype)
     return model.eval()
 
 

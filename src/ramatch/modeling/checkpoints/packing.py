@@ -54,8 +54,9 @@ def quantize(tensor: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return (tensor / scale).round().to(torch.int8), scale
 
 
-def unpack(tensors: dict[str, Tensor], where: object) -> dict[str, Tensor]:
-    """Tensors of a file, those in int8 as float32; a scale that is missing or damaged is an error that names it."""
+def unpack(tensors: dict[str, Tensor], where: object, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Tensors of a file, those in int8 in `dtype`; a scale that is missing or damaged is an error that names it. One by
+    one: all of them in float32 at once would take more memory than the model does later in half precision."""
     out = dict(tensors)
     for name in [name.removesuffix(".int8") for name in tensors if name.endswith(".int8")]:
         steps, scale = out.pop(f"{name}.int8"), out.pop(f"{name}.scale", None)
@@ -66,7 +67,7 @@ def unpack(tensors: dict[str, Tensor], where: object) -> dict[str, Tensor]:
             raise RamatchError(f"{where}: tensor '{name}.scale' is {tuple(scale.shape)}, expected {expected}")
         if not (scale.isfinite() & (scale >= 0)).all():
             raise RamatchError(f"{where}: tensor '{name}.scale' is damaged: a scale is finite and not negative")
-        out[name] = steps.float().mul_(scale.float())
+        out[name] = steps.float().mul_(scale.float()).to(dtype)
     return out
 
 

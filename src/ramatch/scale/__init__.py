@@ -1,0 +1,1 @@
+"""More machines and other runtimes: collections spread over a cluster, models exported."""
