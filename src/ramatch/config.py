@@ -48,6 +48,7 @@ STOPS = ("marginal", "scaling")
 RESIZES = ("bicubic", "bilinear")
 PRECISIONS = ("fp32", "bf16", "fp16")
 WEIGHTS = ("fp32", "fp16", "int8")  # on disk
+ENGINES = ("local", "ray")  # what runs a model on many images
 MAPS = ("similarity", "plan", "both", "fine")
 PARTS = ("all", "val", "test")  # of images with masks: settings are chosen on val, figures are of test
 PROTOCOLS = ("zsl", "gzsl")

@@ -1,0 +1,1 @@
+"""Many images on many machines, and models in other programs' formats."""
