@@ -11,6 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "library"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import Result, put_photos

@@ -3,6 +3,7 @@ that drives it is."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,12 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_helpers import LABELS, Result, put_photos
+from library_helpers import agree, answers, content
 from scale_helpers import put_tar, rows_of, same
+from train_tiny import squares
 
 from ramatch.errors import RamatchError
+from ramatch.evaluation.models import collect_scores, load_model, read_test
+from ramatch.library import Library
+from ramatch.recognizer import Recognizer
 from ramatch.scale import cluster
+from ramatch.scale.evaluate import collect_on_ray
 from ramatch.scale.inputs import Unit
 
 ray = pytest.importorskip("ray")
@@ -185,3 +193,48 @@ def test_the_pool_is_as_large_as_the_cluster(two_workers: Any, monkeypatch: pyte
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
     one = cluster.pool(None)
     assert one.actors * one.cpus + one.decode_cpus <= 1, "a single core has room for both"
+
+
+def test_evaluation_has_the_scores_of_the_local_run(
+    two_workers: Any, ramatch: Call, model: Path, tmp_path: Path
+) -> None:
+    squares(tmp_path / "data", train=4, test=20)
+    data, ram = read_test(tmp_path / "data").annotations, load_model(model, device="cpu").ram
+    local = collect_scores(ram, data, batch_size=6, workers=0, progress=False)
+    found = collect_on_ray(ram, data, pool=cluster.pool("cpu", 2), batch_size=6, progress=False)
+    assert (found.keys, found.labels) == (local.keys, local.labels)
+    np.testing.assert_allclose(found.scores, local.scores, atol=1e-5)
+    np.testing.assert_allclose(found.features, local.features, atol=1e-5)
+    np.testing.assert_array_equal(found.targets, local.targets)
+    call = ["eval", "--model", model, "--data", tmp_path / "data", "--device", "cpu", "--engine", "ray"]
+    done = ramatch(*call, "--json", tmp_path / "report.json")
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["images"] == 20
+    (tmp_path / "data" / "images" / "test003.png").write_bytes(b"no picture")
+    ramatch(*call).refused("test003.png", "ramatch data check")
+
+
+def test_an_index_holds_what_the_local_one_holds(two_workers: Any, ramatch: Call, many: Path, model: Path) -> None:
+    few = many.parent / "few"
+    few.mkdir()
+    for name in ("img1.png", "img2.png", "img3.png", "broken.jpg"):
+        (few / name).write_bytes((many / name).read_bytes())
+    (few / "copy.png").write_bytes((few / "img1.png").read_bytes())
+    told, found = [], []
+    recognizer = Recognizer.from_pretrained(model, device="cpu", cache=0)
+    for engine in ("local", "ray"):
+        library = few.parent / f"library-{engine}"
+        call = ["index", few, "--model", model, "--device", "cpu", "--library", library, "--batch-size", 2]
+        done = ramatch(*call, "--engine", engine)
+        assert done.code == 1, done.err
+        told.append((done.out, done.err.splitlines()[-1]))
+        with Library.open(library) as opened:
+            found.append((content(opened), answers(opened, recognizer)))
+    assert told[1] == told[0]
+    assert "3 new" in told[0][0]
+    assert found[1][0] == found[0][0]
+    assert found[1][1].keys() == found[0][1].keys()
+    agree(found[1][1], found[0][1])
+    again = ramatch(*call, "--engine", "ray")
+    assert "5 unchanged" in again.out
+    assert "0 encoded" in again.out

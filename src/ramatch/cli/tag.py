@@ -29,7 +29,7 @@ from ._shared import (
 )
 from .answers import FORMATS
 from .tagfile import Write, check_out, settings_of, write_answers
-from .tagscale import add_engine, run_engine
+from .tagscale import add_scale, run_engine
 from .tagwrite import Tagging, add_write, check_write, open_tagging, remove_tags
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def add_verbs(verbs: Any) -> None:
     add("--batch-size", type=count, default=16, metavar="N")
     add("--quiet", action="store_true", help="no progress bar")
     add_write(parser)
-    add_engine(parser)
+    add_scale(parser)
     parser.set_defaults(run=run)
 
 

@@ -8,24 +8,19 @@ from typing import Any
 
 from ..config import ENGINES
 from ..errors import RamatchError, printable
-from ._shared import count, pick
+from ._shared import add_engine, count, pick
 from .tagfile import settings_of
 
 REFUSED = {"list": "--from", "report": "--report", "write": "--write", "remove": "--remove", "maps": "--maps"}
 NAMED = 5  # of the files left out
 
 
-def add_engine(parser: Any) -> None:
+def add_scale(parser: Any) -> None:
     group = parser.add_argument_group("many images (extra 'scale'; docs/scale.md)")
-    add = group.add_argument
     what = "ray: on all cores and GPUs of a Ray cluster; local: here. Takes tar shards, parquet files and addresses "
-    add(
-        "--engine",
-        choices=ENGINES,
-        help=what + "(s3://…) too, and writes .parquet, .jsonl or a folder of parquet files",
-    )
-    add("--actors", type=count, metavar="N", help="ray: processes with a model (default: one a GPU, or for two cores)")
-    add("--part-size", type=count, metavar="N", help="images of one part of the output (default: 256)")
+    add_engine(group, what + "(s3://…) too, and writes .parquet, .jsonl or a folder of parquet files")
+    what = "images of one part of the output (default: 256)"
+    group.add_argument("--part-size", type=count, metavar="N", help=what)
 
 
 def run_engine(arguments: argparse.Namespace, labels: list[str] | None, top: int | None) -> int:

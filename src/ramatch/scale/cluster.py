@@ -70,6 +70,7 @@ def flow(
     )
     context = data.context
     context.enable_progress_bars = context.print_on_execution_start = False
+    context.target_max_block_size = 1  # a piece is a block: none waits for others, and none is done again with others
     given, logger = ray.put(arguments), logging.getLogger("ray.data")
     level = logger.level
     logger.setLevel(logging.ERROR)  # what it tells of its plans, and warnings that a model is slow to load
@@ -89,9 +90,9 @@ def flow(
         for row in found.iter_rows():
             yield pickle.loads(row["found"])
     except ray.exceptions.RayError as error:
-        lines = str(getattr(error, "cause", None) or error.__cause__ or error).strip().splitlines()
+        lines = str(error).strip().splitlines() or ["?"]
         told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit): ", line)]
-        raise RamatchError(f"a process of the cluster failed: {(told or lines or ['?'])[-1]}") from error
+        raise RamatchError(f"a process of the cluster failed: {told[-1] if told else lines[0]}") from error
     finally:
         logger.setLevel(level)
 

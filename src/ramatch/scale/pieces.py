@@ -30,7 +30,7 @@ class Piece:
     unit: str
     number: int
     last: bool
-    names: tuple[str, ...]
+    names: tuple[Any, ...]
     found: tuple[tuple[int, int] | str, ...]
     pixels: np.ndarray
 

@@ -75,8 +75,8 @@ class Model:
             "cache": 0,
         }
 
-    def recognizer(self) -> Recognizer:
-        return Recognizer(self.ram.to(self.device), **self.rest)
+    def recognizer(self, device: str | None = None) -> Recognizer:
+        return Recognizer(self.ram.to(device or self.device), **self.rest)
 
 
 class Tagger:
