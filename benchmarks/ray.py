@@ -1,11 +1,13 @@
-"""A model in a Ray actor beside the same model in one process, on the same images: `python -m benchmarks.ray` prints JSON.
+"""A model in a Ray actor beside the same model in one process, on the same images: `python -m benchmarks.ray` prints
+JSON.
 
 `model`: images that are decoded already, tagged and written, in this process; and by an actor, which gets them through
-Ray's object store. Its ratio is what Ray costs the GPU (bar: 0.85). `tag`: from files, as `ramatch tag` does it, with two
-threads that decode; and by an actor with all cores decoding. Its ratio is what a user gains or loses. Rates leave out the
-first quarter, in which processes start and CUDA graphs are recorded.
+Ray's object store. Its ratio is what Ray costs the GPU (bar: 0.85). `tag`: from files, as `ramatch tag` does it, with
+two threads that decode; and by an actor with all cores decoding. Its ratio is what a user gains or loses. Rates leave
+out the first quarter, in which processes start and CUDA graphs are recorded.
 
-Without --data, the bundled photographs at many sizes are tagged under as many names as are asked for.
+Without --data, the bundled photographs at many sizes are tagged under as many names as are asked for. `--rates`
+measures what the model of cost in docs/scale.md is made of instead, in processor time of one core, without Ray.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ramatch.assets import photo_paths
+from ramatch.assets import GENERAL, photo_paths, vocabulary
 from ramatch.data.find import find_images
 from ramatch.data.images import load_image
 from ramatch.modeling.preprocess import Preprocess
 from ramatch.recognizer import pick_device, predict_files
 from ramatch.scale import cluster
 from ramatch.scale.inputs import Unit, list_units
-from ramatch.scale.pieces import Piece, read_unit
+from ramatch.scale.pieces import Piece, from_table, read_unit, to_table
 from ramatch.scale.tag import Job, Model, Tagger
 
 from .measure import errors_in_words
@@ -72,7 +74,7 @@ def rate(done: Counts, total: int) -> dict[str, float]:
 
 def here_tag(model: Model, job: Job, paths: Sequence[Path]) -> Counts:
     recognizer = model.recognizer()
-    recognizer.set_vocabulary(list(job.labels or ()))
+    recognizer.set_vocabulary(list(job.labels) if job.labels else GENERAL)
     for found in predict_files(recognizer, paths, batch_size=job.batch_size):
         found.to_dict(top=job.top)
         yield 1
@@ -130,6 +132,44 @@ def measure(job: Job, folder: Path, count: int, part: int, actors: int, out: Pat
     return {"ratio": ratio, "bar": BAR, "ok": ratio["model"] >= BAR, **found}
 
 
+def rates(job: Job, folder: Path, count: int, part: int, out: Path) -> dict[str, float]:
+    """What one core does, by its own time: other programs do not count."""
+    torch.set_num_threads(1)
+    paths = find_images(folder)[:count]
+    model = Model(job, "cpu")
+    tagger = Tagger(model, job, str(out / "rates"))
+    clock = [time.process_time()]
+
+    def lap() -> float:
+        clock.append(time.process_time())
+        return (clock[-1] - clock[-2]) / len(paths)
+
+    units = list_units(paths, part=part).units
+    [first] = from_table(to_table(next(read_unit(units[0], model.preprocess, part))))
+    tagger.parts.write("0" * 20, 0, True, tagger.rows(tagger.predict(first)))  # imports, and what is made once
+    lap()
+    pieces = [piece for unit in units for piece in read_unit(unit, model.preprocess, part)]
+    decode = lap()
+    pieces = [piece for each in pieces for piece in from_table(to_table(each))]
+    store = lap()
+    answers = [tagger.predict(piece) for piece in pieces]
+    tag = lap()
+    rows = [tagger.rows(found) for found in answers]
+    host = lap()
+    for piece, found in zip(pieces, rows, strict=True):
+        tagger.parts.write(piece.unit, piece.number, piece.last, found)
+    host += lap()
+    written = sum(path.stat().st_size for path in (out / "rates").glob("part-*") if "0" * 20 not in path.name)
+    return {
+        "decode_per_core_s": round(1 / decode, 1),
+        "tag_per_core_s": round(1 / (tag + host), 1),
+        "host_us": round(1e6 * host, 1),
+        "store_us": round(1e6 * store, 1),
+        "image_bytes": round(sum(path.stat().st_size for path in paths) / len(paths)),
+        "row_bytes": round(written / len(paths)),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
@@ -137,21 +177,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--images", type=int, default=20_000, metavar="N")
     add("--data", metavar="DIR", help="a folder of images (default: the bundled photographs, at many sizes)")
     add("--model", default="ramatch-mini")
-    add("--labels", type=int, default=80, metavar="N", help="of COCO's")
+    add("--vocabulary", default="coco80", help="a bundled one")
+    add("--rates", action="store_true", help="what one core does, instead")
     add("--batch-size", type=int, default=64, metavar="N")
     add("--part-size", type=int, default=256, metavar="N")
     add("--actors", type=int, default=1, metavar="N")
     args = parser.parse_args(argv)
-    from ramatch.assets import vocabulary
-
-    labels = tuple(vocabulary("coco80")[: args.labels])
+    labels = None if args.vocabulary == GENERAL else tuple(vocabulary(args.vocabulary))
     job = Job(args.model, labels, top=5, batch_size=args.batch_size, device=args.device)
     with tempfile.TemporaryDirectory(prefix="ramatch-ray-") as place:
         folder = Path(args.data) if args.data else Path(place) / "photographs"
         if not args.data:
             folder.mkdir()
             put_photographs(folder, args.images)
-        found = measure(job, folder, args.images, args.part_size, args.actors, Path(place))
+        sizes = (args.images, args.part_size)
+        if args.rates:
+            print(json.dumps(rates(job, folder, *sizes, Path(place)), indent=1))
+            return 0
+        found = measure(job, folder, *sizes, args.actors, Path(place))
     import ray
 
     gpu = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()

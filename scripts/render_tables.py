@@ -24,6 +24,7 @@ PAGES = (
     "README.md",
     "docs/results.md",
     "docs/performance.md",
+    "docs/scale.md",
     "docs/training.md",
     "docs/segmentation.md",
     "src/ramatch/models/ramatch-mini/README.md",
@@ -92,6 +93,7 @@ TABLES = {
         "speed.csv", {"": "{row}", "now": "{value} {unit}", "before": "{beside}", "ratio": "{ratio}×", "bar": "{goal}"}
     ),
     "cpu": Table("speed.csv", SPEED),
+    "scale": Table("speed.csv", {"": "{row}", "80 labels": "{value}", "general vocabulary": "{beside}"}),
     "serve": Table(
         "serve.csv",
         {

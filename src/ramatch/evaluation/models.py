@@ -74,9 +74,9 @@ class Scores:
 
 
 class Scorer:
-    """uint8 pixels (B, 3, H, W) → numbers (B, N, 4): the score, and FEATURES. `labels` are encoded once. They are left on
-    the device, so that nothing waits for them. `fast`: with a fused copy of the weights (see `fuse`); by default on a
-    GPU."""
+    """uint8 pixels (B, 3, H, W) → numbers (B, N, 4): the score, and FEATURES. `labels` are encoded once. They are left
+    on the device, so that nothing waits for them. `fast`: with a fused copy of the weights (see `fuse`); by default on
+    a GPU."""
 
     def __init__(self, ram: RAM, classes: Sequence[str], batch_size: int, fast: bool | None = None) -> None:
         self.device, self.dtype = ram.backbone.device, ram.backbone.dtype
@@ -226,8 +226,8 @@ def evaluate_all(
 
     "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of
     RAMConfig that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its
-    score in any case. `collect`: what runs the model over the images. Options: those of `read_test`, `load_model`, `collect` and
-    `evaluate_scores`, by name."""
+    score in any case. `collect`: what runs the model over the images. Options: those of `read_test`, `load_model`,
+    `collect` and `evaluate_scores`, by name."""
     if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
     takers = (read_test, load_model, collect, evaluate_scores)

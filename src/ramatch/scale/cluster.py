@@ -34,7 +34,8 @@ class Pool:
 
 
 def start() -> Any:
-    """Ray: the cluster that RAY_ADDRESS names or that this program is in already, else one of its own on this machine."""
+    """Ray: the cluster that RAY_ADDRESS names or that this program is in already, else one of its own on this
+    machine."""
     ray: Any = require("ray", extra="scale")
     require("ray.data", extra="scale")
     if not ray.is_initialized():
@@ -63,7 +64,8 @@ def flow(
     arguments: tuple[Any, ...],
     pool: Pool,
 ) -> Iterator[dict[str, Any]]:
-    """What `actor(*arguments)`, made once in each process of the pool, gives for each piece of all work, in any order."""
+    """What `actor(*arguments)`, made once in each process of the pool, gives for each piece of all work, in any
+    order."""
     ray: Any = start()
     data = ray.data.from_items(
         [{"work": pickle.dumps(one)} for one in work], override_num_blocks=min(len(work), BLOCKS)

@@ -29,8 +29,8 @@ READERS = 16  # threads that look into parquet files
 @dataclass(frozen=True)
 class Unit:
     """Images that are read together, and named in the output as they are here. root: the folder or the address that
-    names are found from. group: a row group of a parquet file, first: the number of its first row. count: of its images,
-    -1 where that is not known before it is read."""
+    names are found from. group: a row group of a parquet file, first: the number of its first row. count: of its
+    images, -1 where that is not known before it is read."""
 
     kind: str
     root: str

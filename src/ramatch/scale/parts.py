@@ -1,5 +1,5 @@
-"""Output in parts, each written whole or not at all under a name that its content decides: a run that was cut short goes
-on with the parts that are missing, and work that is done twice is there once."""
+"""Output in parts, each written whole or not at all under a name that its content decides: a run that was cut short
+goes on with the parts that are missing, and work that is done twice is there once."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class Parts:
             raise RamatchError(f"{other}: choose another folder for these, or {ANEW}")
 
     def whole(self, units: Iterable[Unit]) -> dict[str, dict[int, dict[str, Any]]]:
-        """Of each unit, the parts that are there and not cut short, by their numbers, with what they say of themselves."""
+        """Of each unit, the parts that are there and not cut short, by their numbers, with what they say of
+        themselves."""
         wanted = {unit.key for unit in units}
         found: dict[str, dict[int, dict[str, Any]]] = {}
         with ThreadPoolExecutor(CHECKERS) as pool:

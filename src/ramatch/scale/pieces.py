@@ -24,8 +24,8 @@ Many = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]  # `map`, 
 
 @dataclass(frozen=True)
 class Piece:
-    """Part `number` of a unit, `last` if no other follows: images in order, each with its (width, height) or why it could
-    not be read, and the pixels uint8 (n, 3, H, W) of those that could."""
+    """Part `number` of a unit, `last` if no other follows: images in order, each with its (width, height) or why it
+    could not be read, and the pixels uint8 (n, 3, H, W) of those that could."""
 
     unit: str
     number: int

@@ -14,10 +14,10 @@ import torch
 
 from ..assets import GENERAL
 from ..config import ENGINES
-from ..data.prefetch import ahead
+from ..data.prefetch import ahead, chunks
 from ..errors import RamatchError
 from ..modeling.preprocess import Preprocess
-from ..prediction import Unreadable
+from ..prediction import Prediction, Unreadable
 from ..progress import Progress
 from ..recognizer import Recognizer, pick_device
 from . import cluster
@@ -88,20 +88,22 @@ class Tagger:
         self.recognizer.set_vocabulary(list(job.labels) if job.labels else list(own) or GENERAL)
 
     def __call__(self, piece: Piece) -> dict[str, Any]:
-        rows = self.rows(piece)
+        rows = self.rows(self.predict(piece))
         self.parts.write(piece.unit, piece.number, piece.last, rows)
         return {"rows": len(rows), "failed": sum("error" in row for row in rows)}
 
-    def rows(self, piece: Piece) -> list[dict[str, Any]]:
+    def predict(self, piece: Piece) -> list[Prediction | Unreadable]:
         items, job = list(piece.items()), self.job
         read = [item for item in items if not isinstance(item, Unreadable)]
         answers = (
             answer
-            for start in range(0, len(read), job.batch_size)
-            for answer in self.recognizer.predict_loaded(read[start : start + job.batch_size], matcher=job.matcher)
+            for batch in chunks(read, job.batch_size)
+            for answer in self.recognizer.predict_loaded(batch, matcher=job.matcher)
         )
-        chosen = {"top": job.top, "threshold": job.threshold}
-        return [to_row(item if isinstance(item, Unreadable) else next(answers), **chosen) for item in items]
+        return [item if isinstance(item, Unreadable) else next(answers) for item in items]
+
+    def rows(self, found: Sequence[Prediction | Unreadable]) -> list[dict[str, Any]]:
+        return [to_row(each, top=self.job.top, threshold=self.job.threshold) for each in found]
 
 
 def tag_many(
