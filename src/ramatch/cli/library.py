@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RamatchError, printable
-from ._shared import add_engine, add_kinds, add_model, cell, count, load_recognizer, pick, share
+from ._shared import add_engine, add_kinds, add_model, cell, count, load_recognizer, model_options, pick, share
 
 if TYPE_CHECKING:
     from ..library import Hit, Library
@@ -102,7 +102,7 @@ def _update(library: Library, arguments: argparse.Namespace) -> Update:
         from ..scale.index import update_on_ray
         from ..scale.tag import Job
 
-        options = tuple(pick(arguments, "label_features", "backbone").items())
+        options = tuple((name, value) for name, value in model_options(arguments).items() if name != "device")
         job = Job(options=options, **pick(arguments, "model", "batch_size", "device"))
         return update_on_ray(library, arguments.folder, job, actors=arguments.actors, progress=progress)
     recognizer = load_recognizer(arguments, cache=0)

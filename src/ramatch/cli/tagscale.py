@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ENGINES
 from ..errors import RamatchError, printable
-from ._shared import add_engine, count, pick
+from ._shared import add_engine, count, model_options, pick
 from .tagfile import settings_of
 
 REFUSED = {"list": "--from", "report": "--report", "write": "--write", "remove": "--remove", "maps": "--maps"}
@@ -32,7 +32,8 @@ def run_engine(arguments: argparse.Namespace, labels: list[str] | None, top: int
     listing = list_units(arguments.images, part=part, every=arguments.every)
     if not listing.units:
         raise nothing(listing, arguments.images)
-    options = {**pick(arguments, "label_features", "backbone"), "kinds": not arguments.no_kinds}
+    options = {name: value for name, value in model_options(arguments).items() if name != "device"}
+    options["kinds"] = not arguments.no_kinds
     chosen = pick(arguments, "model", "threshold", "matcher", "batch_size", "device")
     job = Job(labels=labels, top=top, options=tuple(options.items()), **chosen)
     mode = "resume" if arguments.resume else "overwrite" if arguments.overwrite else "new"
