@@ -24,6 +24,7 @@ PAGES = (
     "README.md",
     "docs/results.md",
     "docs/performance.md",
+    "docs/scale.md",
     "docs/training.md",
     "docs/segmentation.md",
     "src/ramatch/models/ramatch-mini/README.md",
@@ -93,6 +94,7 @@ TABLES = {
     ),
     "cpu": Table("speed.csv", SPEED),
     "runtimes": Table("speed.csv", SPEED),
+    "scale": Table("speed.csv", {"": "{row}", "80 labels": "{value}", "general vocabulary": "{beside}"}),
     "serve": Table(
         "serve.csv",
         {

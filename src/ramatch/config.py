@@ -49,6 +49,7 @@ RESIZES = ("bicubic", "bilinear")
 PRECISIONS = ("fp32", "bf16", "fp16")
 WEIGHTS = ("fp32", "fp16", "int8")  # on disk
 RUNTIMES = ("auto", "torch", "openvino", "openvino-int8", "onnx")  # of the image part, on a CPU
+ENGINES = ("local", "ray")  # what runs a model on many images
 MAPS = ("similarity", "plan", "both", "fine")
 PARTS = ("all", "val", "test")  # of images with masks: settings are chosen on val, figures are of test
 PROTOCOLS = ("zsl", "gzsl")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..assets import GENERAL, vocabulary, vocabulary_names
-from ..config import MATCHERS, METHODS, RUNTIMES
+from ..config import ENGINES, MATCHERS, METHODS, RUNTIMES
 from ..errors import RamatchError, printable
 from ..labels import parse_labels, read_labels
 
@@ -64,6 +64,12 @@ def add_labels(parser: argparse.ArgumentParser, default: str = "") -> None:
     one.add_argument("--labels-file", metavar="F", help="file with one label per line, or a CSV")
     one.add_argument("--vocabulary", metavar="V", help=f"a bundled list: {', '.join(vocabulary_names())}")
     add_kinds(group)
+
+
+def add_engine(group: Any, what: str) -> None:
+    group.add_argument("--engine", choices=ENGINES, help=what)
+    told = "ray: processes with a model (default: one for each GPU, or for two cores)"
+    group.add_argument("--actors", type=count, metavar="N", help=told)
 
 
 def labels_of(arguments: argparse.Namespace) -> list[str] | None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RamatchError, printable
-from ._shared import add_kinds, add_model, cell, count, load_recognizer, share
+from ._shared import add_engine, add_kinds, add_model, cell, count, load_recognizer, model_options, pick, share
 
 if TYPE_CHECKING:
     from ..library import Hit, Library
+    from ..library.update import Update
 
 HOME = ".ramatch"  # in the folder of photos, unless told
 FORMATS = ("table", "json", "jsonl", "csv", "paths")
@@ -38,6 +39,7 @@ def add_verbs(verbs: Any) -> None:
     parser.add_argument("--remove-missing", action="store_true", help="afterwards forget photos that are gone for good")
     parser.add_argument("--batch-size", type=count, default=16, metavar="N")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_engine(parser, "ray: read and encode on a Ray cluster (extra 'scale'); this process writes")
     parser.set_defaults(run=run_index)
     parser = verbs.add_parser(
         "search",
@@ -84,9 +86,7 @@ def run_index(arguments: argparse.Namespace) -> int:
             problems = library.verify()
             print("\n".join(problems) or f"{library.path}: all in order")
             return 1 if problems else 0
-        recognizer = load_recognizer(arguments, cache=0)
-        progress = not arguments.quiet and sys.stderr.isatty()
-        update = library.update(arguments.folder, recognizer, batch_size=arguments.batch_size, progress=progress)
+        update = _update(library, arguments)
         counts = {name: value for name, value in dataclasses.asdict(update).items() if name != "failed"}
         if arguments.remove_missing:
             counts["removed"] = library.remove_missing()
@@ -94,6 +94,19 @@ def run_index(arguments: argparse.Namespace) -> int:
         for path, reason in update.failed:
             print(f"ramatch: could not read {path}: {reason}", file=sys.stderr)
         return 1 if update.failed else 0
+
+
+def _update(library: Library, arguments: argparse.Namespace) -> Update:
+    progress = not arguments.quiet and sys.stderr.isatty()
+    if arguments.engine == "ray":
+        from ..scale.index import update_on_ray
+        from ..scale.tag import Job
+
+        options = tuple((name, value) for name, value in model_options(arguments).items() if name != "device")
+        job = Job(options=options, **pick(arguments, "model", "batch_size", "device"))
+        return update_on_ray(library, arguments.folder, job, actors=arguments.actors, progress=progress)
+    recognizer = load_recognizer(arguments, cache=0)
+    return library.update(arguments.folder, recognizer, batch_size=arguments.batch_size, progress=progress)
 
 
 def run_search(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from ._shared import (
 )
 from .answers import FORMATS
 from .tagfile import Write, check_out, settings_of, write_answers
+from .tagscale import add_scale, run_engine
 from .tagwrite import Tagging, add_write, check_write, open_tagging, remove_tags
 
 if TYPE_CHECKING:
@@ -77,12 +78,16 @@ def add_verbs(verbs: Any) -> None:
     add("--batch-size", type=count, default=16, metavar="N")
     add("--quiet", action="store_true", help="no progress bar")
     add_write(parser)
+    add_scale(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     check_write(arguments)
     labels = None if arguments.remove else labels_of(arguments)
+    if arguments.engine or arguments.actors or arguments.part_size:
+        with cleaning_up():
+            return run_engine(arguments, labels, _top(arguments))
     found = _find(arguments)
     _spare_pictures(arguments, found.paths)
     check_out(arguments)
@@ -189,11 +194,15 @@ def _spare_pictures(arguments: argparse.Namespace, paths: list[Path]) -> None:
             raise RamatchError(f"{option} {out} is the name of an image, which would be overwritten with text")
 
 
+def _top(arguments: argparse.Namespace) -> int | None:
+    return arguments.top or (None if arguments.threshold is not None else TOP)
+
+
 def _answer(
     answers: Iterator[Prediction], write: Write, arguments: argparse.Namespace, tagging: Tagging | None
 ) -> None:
     """Write every answer as it comes, and the page beside it; no more than a batch is held."""
-    top = arguments.top or (None if arguments.threshold is not None else TOP)
+    top = _top(arguments)
     written = _written(answers, write, arguments, top, tagging)
     first = next(written, None) if arguments.report else None
     if first is not None:

@@ -19,7 +19,22 @@ ENDINGS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".txt": "table"}
 Write = Callable[[str, str | None], object]  # a text, and the image that it answers if it does
 GROWING = ("jsonl", "csv")  # one image's answer is done when its lines are
 ANEW = "--overwrite to begin anew"
-LEFT_OUT = ("images", "list", "out", "run", "verb", "debug", "device", "batch_size", "quiet", "resume", "overwrite")
+LEFT_OUT = (
+    "images",
+    "list",
+    "out",
+    "run",
+    "verb",
+    "debug",
+    "device",
+    "batch_size",
+    "quiet",
+    "resume",
+    "overwrite",
+    "engine",
+    "actors",
+    "part_size",
+)
 
 
 def check_out(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from ..errors import RamatchError
 from ..files import new_folder, write_json
 from ..labels import read_labels
 from ..settings import parse_overrides
-from ._shared import add_device, add_matcher, add_method, add_model, add_parts, count, given, model_options, pick
+from ._shared import (
+    add_device,
+    add_engine,
+    add_matcher,
+    add_method,
+    add_model,
+    add_parts,
+    count,
+    given,
+    model_options,
+    pick,
+)
 
 CHANGES = "name=value"
 OWN, COMPARED = "own-data", "compared"
@@ -78,6 +90,7 @@ def _add_eval(verbs: Any) -> None:
     what = "with --segment: of the images, halves by their names (default: %(default)s)"
     add("--part", choices=PARTS, default="all", help=what)
     add("--map", choices=MAPS, help="of what (default: similarity with --localise, fine with --segment)")
+    add_engine(parser, "ray: decode and score on a Ray cluster (extra 'scale'), not with --localise or --segment")
     add("--json", metavar="FILE", help="write the report as JSON")
     add("--markdown", action="store_true")
     add("settings", nargs="*", metavar=CHANGES, help="of matching and scores, for this test, e.g. score=partial")
@@ -241,14 +254,22 @@ def run_eval(arguments: argparse.Namespace) -> int:
     from ..evaluation.models import RANKINGS, evaluate_all
 
     if arguments.localise or arguments.segment:
+        if arguments.engine == "ray":
+            raise RamatchError("--engine ray goes with scores only, not with --localise or --segment")
         if arguments.settings:
             raise RamatchError(f"'{arguments.settings[0]}': settings are for scores; --localise takes --matcher")
         return _localise(arguments) if arguments.localise else _segment(arguments)
     chosen = pick(arguments, "split", "images_root", "classes", "seen", "unseen", "preset", "matcher", "precision")
-    chosen |= pick(arguments, "batch_size", "workers") | model_options(arguments)
+    run: Callable[..., Any] = evaluate_all
+    spread = pick(arguments, "workers")
+    if arguments.engine == "ray":
+        from ..scale.evaluate import evaluate_on_ray
+
+        run, spread = evaluate_on_ray, pick(arguments, "actors")
+    chosen |= pick(arguments, "batch_size") | spread | model_options(arguments)
     chosen["settings"] = parse_overrides(arguments.settings, TEST_SETTINGS)
     chosen |= {"scores": tuple(RANKINGS) if arguments.all_scores else ("model",), "progress": sys.stderr.isatty()}
-    reports = evaluate_all(arguments.model, arguments.data, arguments.protocol, **chosen)
+    reports = run(arguments.model, arguments.data, arguments.protocol, **chosen)
     for name, report in reports.items():
         title = f"{arguments.protocol.upper()} {'' if name == 'model' else name}".strip()
         print(report.to_table(name=title, markdown=arguments.markdown))

@@ -23,7 +23,7 @@ from ..errors import RamatchError
 from ..modeling.checkpoints.folder import copy_model, model_folder
 from ..modeling.fuse import fuse
 from ..modeling.graph import GraphedRAM
-from ..modeling.ram import RAM
+from ..modeling.ram import RAM, Labels
 from ..modeling.types import Runtime
 from ..progress import Progress
 from ..recognizer import PATIENCE, Recognizer
@@ -73,6 +73,30 @@ class Scores:
         return Scores(self.labels, keys, self.scores[rows], self.features[rows], self.targets[rows], self.words)
 
 
+class Scorer:
+    """uint8 pixels (B, 3, H, W) → numbers (B, N, 4): the score, and FEATURES. `labels` are encoded once. They are left
+    on the device, so that nothing waits for them. `fast`: with a fused copy of the weights (see `fuse`), by default on
+    a GPU; or with another runtime."""
+
+    def __init__(self, ram: RAM, classes: Sequence[str], batch_size: int, fast: bool | Runtime | None = None) -> None:
+        self.device, self.dtype = ram.backbone.device, ram.backbone.dtype
+        with torch.no_grad(), self._autocast():
+            runtime = None if fast is None or isinstance(fast, bool) else fast
+            model = fuse(ram) if fast is True or (fast is None and self.device.type == "cuda") else ram
+            self.labels = ram.encode_labels(classes)
+            self.engine = GraphedRAM(model, batch_size=batch_size, best=True, patience=PATIENCE, runtime=runtime)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+    @torch.no_grad()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        with self._autocast():
+            output = self.engine(pixels, self.labels)
+        assert output.scores is not None
+        return torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float()
+
+
 @torch.no_grad()
 def collect_scores(
     ram: RAM,
@@ -87,9 +111,8 @@ def collect_scores(
 ) -> Scores:
     """Run the model over a set of images with the set's own classes.
 
-    Labels are encoded once. `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`:
-    score with a fused copy of the weights (see `fuse`), by default on a GPU; or with another runtime."""
-    training, device, dtype = ram.training, ram.backbone.device, ram.backbone.dtype
+    `images`: a cache of decoded pictures, for sets that are looked at again and again. `fast`: see `Scorer`."""
+    training, device = ram.training, ram.backbone.device
     kept, pending, done = [], [], 0  # (B, N, 4) on the CPU; those still on the device, moved in large pieces
     batches: Iterable[Tensor]
     if images is not None:
@@ -102,24 +125,23 @@ def collect_scores(
     line = Progress(len(data), what, enabled=progress)
     ram.eval()
     try:
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            runtime = None if fast is None or isinstance(fast, bool) else fast
-            model = fuse(ram) if fast is True or (fast is None and device.type == "cuda") else ram
-            labels = ram.encode_labels(data.classes)
-            engine = GraphedRAM(model, batch_size=batch_size, best=True, patience=PATIENCE, runtime=runtime)
-            for pixels in batches:
-                output = engine(pixels, labels)  # its numbers are left on the device, so that nothing waits for them
-                assert output.scores is not None
-                pending.append(torch.stack([output.scores, output.image, output.region, output.best], dim=-1).float())
-                done += len(pixels)
-                if sum(map(torch.numel, pending)) > FLUSH:
-                    kept.append(torch.cat(pending).cpu())
-                    pending.clear()
-                line.update(done)
+        scorer = Scorer(ram, data.classes, batch_size, fast)
+        for pixels in batches:
+            pending.append(scorer(pixels))
+            done += len(pixels)
+            if sum(map(torch.numel, pending)) > FLUSH:
+                kept.append(torch.cat(pending).cpu())
+                pending.clear()
+            line.update(done)
     finally:
         ram.train(training)
         line.clear()
     found = torch.cat([torch.zeros(0, len(data.classes), 4), *kept, *(p.cpu() for p in pending)]).numpy()
+    return scores_of(data, found, scorer.labels)
+
+
+def scores_of(data: Annotations, found: np.ndarray, labels: Labels) -> Scores:
+    """Of a set whose images have the numbers (n, N, 4) of a `Scorer`."""
     keys = tuple(r.key for r in data.records)
     said = Words.of(labels)
     words = said._replace(unit=said.unit.float().cpu())
@@ -199,17 +221,18 @@ def evaluate_all(
     matcher: str | None = None,
     settings: dict[str, Any] | None = None,
     runtime: str = "torch",
+    collect: Callable[..., Scores] = collect_scores,
     **options: Any,
 ) -> dict[str, Report]:
     """Several ways of scoring (RANKINGS) from one pass over the images: name → report.
 
     "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of
     RAMConfig that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its
-    score in any case. `runtime`: what runs the image part on a CPU (RUNTIMES). Options: those of `read_test`,
-    `load_model`, `collect_scores` and `evaluate_scores`, by name."""
+    score in any case. `runtime`: what runs the image part on a CPU (RUNTIMES). `collect`: what runs the model over the
+    images. Options: those of `read_test`, `load_model`, `collect` and `evaluate_scores`, by name."""
     if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
-    takers = (read_test, load_model, collect_scores, evaluate_scores)
+    takers = (read_test, load_model, collect, evaluate_scores)
     reading, loading, collecting, measuring = split_options(options, takers)
     test = data if isinstance(data, TestSet) else read_test(data, protocol, **reading)
     if isinstance(model, RAM):
@@ -218,11 +241,12 @@ def evaluate_all(
         recognizer = load_model(model, **loading)
         ram, calibrator = recognizer.ram, recognizer.calibrator
         recognizer.run_by(runtime)
-        collecting.setdefault("fast", recognizer.compiled)
+        if recognizer.compiled is not None:
+            collecting.setdefault("fast", recognizer.compiled)
     changes = dict(settings or {}) | ({} if matcher is None else {"matcher": matcher})
     if changes:
         ram = ram.with_config(ram.config.replace(**changes))
-    found = collect_scores(ram, test.annotations, what=test.protocol, **collecting)
+    found = collect(ram, test.annotations, what=test.protocol, **collecting)
     if calibrator is not None and not settings:  # what users of the model see, and are shown first, is its probability
         found = replace(found, scores=np.asarray(calibrator(found.features, found.words)))
     measuring |= {"protocol": test.protocol, "seen": test.seen, "unseen": test.unseen}

@@ -17,10 +17,10 @@ from ..data.images import load_image, natural_key
 from ..errors import RamatchError
 from ..prediction import Prediction
 from ..recognizer import Recognizer
-from .features import KEPT, Encoder, encode_images, encode_words, probabilities, probe
+from .features import KEPT, encode_images, encode_words, probabilities, probe
 from .search import CANDIDATES, Query, Ranking, View, parse_query, rank
 from .store import connect, read_meta, transaction, writing
-from .update import Update, Updater
+from .update import Here, Update, Updater
 from .vectors import Labels, Vectors, checksum
 
 SAME_MODEL = 0.999  # cosine of two probes: bf16 and fp32 copies of one model reach 0.9999, one retrained less
@@ -96,9 +96,16 @@ class Library:
         return f"Library({self.path}: {about})"
 
     def update(
-        self, folder: str | Path, recognizer: Recognizer, *, batch_size: int = 16, progress: bool = False
+        self,
+        folder: str | Path,
+        recognizer: Recognizer,
+        *,
+        batch_size: int = 16,
+        progress: bool = False,
+        way: Here | None = None,
     ) -> Update:
-        """Bring the library in line with a folder. May be stopped at any moment; the next update goes on from there."""
+        """Bring the library in line with a folder. May be stopped at any moment; the next update goes on from there.
+        `way`: how files become features, by default here."""
         place = Path(os.path.abspath(Path(folder).expanduser()))
         if not place.is_dir():
             raise RamatchError(f"{folder} is not a folder")
@@ -108,7 +115,9 @@ class Library:
             for path in [p for name in ("image", "regions", "scales") for p in self.path.glob(f"{name}.*")]:
                 if path not in vectors.parts:  # left behind by a compaction that was stopped
                     path.unlink()
-            updater = Updater(self.database, vectors, Encoder(recognizer), self.path.parent)
+            preprocess = recognizer.ram.preprocess
+            way = way or Here(recognizer, batch_size)
+            updater = Updater(self.database, vectors, preprocess, self.path.parent, way)
             return updater.run(place, self.path, batch_size=batch_size, progress=progress)
 
     def claim(self, recognizer: Recognizer) -> None:

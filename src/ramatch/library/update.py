@@ -9,18 +9,21 @@ import os
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from ..data.find import HIDDEN_FOLDERS, find
 from ..data.images import full_size, load_image
 from ..data.prefetch import ahead, chunks
 from ..errors import RamatchError
+from ..modeling.preprocess import Preprocess
+from ..recognizer import Recognizer
 from .features import Encoder
 from .store import transaction
 from .vectors import Vectors, checksum, quantize
@@ -44,7 +47,8 @@ class Update:
     failed: list[tuple[str, str]]
 
 
-Decoded = tuple[Tensor, bytes, tuple[int, int, float | None]]  # pixels; thumbnail; width, height, time it was taken
+# pixels, or what another process made of them (see `Here.features`); thumbnail; width, height, time it was taken
+Decoded = tuple[Any, bytes, tuple[int, int, float | None]]
 
 
 class Entry(NamedTuple):
@@ -58,13 +62,61 @@ class Entry(NamedTuple):
     error: str | None = None
 
 
-class Updater:
-    """One update. `base`: the folder that paths in the database are relative to."""
+@dataclass(frozen=True)
+class Reader:
+    """Reads and decodes one file, in a thread or a process of its own. base: the folder that keys are relative to.
+    known: digests of what the library has already, which is not decoded."""
 
-    def __init__(self, database: sqlite3.Connection, vectors: Vectors, encoder: Encoder, base: Path) -> None:
-        self.database, self.vectors, self.encoder, self.base = database, vectors, encoder, base
-        self.resize = encoder.recognizer.ram.preprocess.resize
+    base: Path
+    preprocess: Preprocess
+    known: Collection[bytes]
+
+    def key(self, path: str) -> bytes:
+        return os.fsencode(os.path.relpath(path, self.base))
+
+    def __call__(self, path: str) -> Entry:
+        entry = Entry(self.key(path), -1, -1)
+        try:
+            size, mtime = _stamp(path)
+            content = Path(path).read_bytes()
+            entry = Entry(entry.key, size, mtime, hashlib.blake2b(content, digest_size=16).digest())
+            if entry.digest in self.known:
+                return entry
+            picture = load_image(content, name=path, shrink=True)
+            about, pixels = (*full_size(picture), _taken(content)), self.preprocess.resize(picture)
+            picture.thumbnail((THUMBNAIL, THUMBNAIL))
+            picture.save(buffer := io.BytesIO(), "WEBP", quality=50)
+            return entry._replace(decoded=(pixels, buffer.getvalue(), about))
+        except (RamatchError, OSError) as error:
+            return entry._replace(
+                error=getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+            )
+
+
+class Here:
+    """How files become features: read by threads, encoded in this process. Another way has the same two functions."""
+
+    def __init__(self, recognizer: Recognizer, batch_size: int) -> None:
+        self.encoder, self.batch_size = Encoder(recognizer), batch_size
+
+    def entries(self, reader: Reader, paths: Sequence[str]) -> Iterator[Entry]:
+        return ahead(reader, paths, 2 * self.batch_size)
+
+    def features(self, decoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Of what entries have in the place of pixels: global features (B, D) and kept regions (B, K, D)."""
+        return self.encoder(torch.stack(list(decoded)))
+
+
+class Updater:
+    """One update. `base`: the folder that paths in the database are relative to. `way`: see `Here`."""
+
+    def __init__(
+        self, database: sqlite3.Connection, vectors: Vectors, preprocess: Preprocess, base: Path, way: Here
+    ) -> None:
+        self.database, self.vectors, self.base, self.way = database, vectors, base, way
         self.photos: dict[bytes, int] = dict(database.execute("SELECT digest, id FROM photos"))
+        self.reader = Reader(base, preprocess, self.photos)
+        self.key = self.reader.key
         self.rows = database.execute("SELECT COALESCE(MAX(row) + 1, 0) FROM photos").fetchone()[0]
         self.known = {path: rest for path, *rest in database.execute("SELECT path, size, mtime, photo FROM files")}
         self.gone: dict[bytes, int | None] = {}  # path → photo of what was there and is not
@@ -80,7 +132,7 @@ class Updater:
             raise RamatchError(f"no images in {folder} ({hidden} hidden folders were not looked into)")
         self.gone = {k: v[2] for k, v in self.known.items() if k not in seen and self.is_inside(k, folder)}
         work = [path for key, path in seen.items() if self.known.get(key, ())[:2] != _stamp(path)]
-        entries = ahead(self.read, work, 2 * batch_size)
+        entries = self.way.entries(self.reader, work)
         bar = tqdm(entries, total=len(work), unit="img", disable=not progress, leave=False)
         for batch in chunks(bar, batch_size):
             self.commit(batch)
@@ -97,37 +149,15 @@ class Updater:
             failed=[(seen[key], error) for key, error in rows if key in seen],
         )
 
-    def key(self, path: str) -> bytes:
-        return os.fsencode(os.path.relpath(path, self.base))
-
     def is_inside(self, key: bytes, folder: Path) -> bool:
         return Path(os.path.normpath(self.base / os.fsdecode(key))).is_relative_to(folder)
-
-    def read(self, path: str) -> Entry:
-        """Runs in a thread of its own."""
-        entry = Entry(self.key(path), -1, -1)
-        try:
-            size, mtime = _stamp(path)
-            content = Path(path).read_bytes()
-            entry = Entry(entry.key, size, mtime, hashlib.blake2b(content, digest_size=16).digest())
-            if entry.digest in self.photos:
-                return entry
-            picture = load_image(content, name=path, shrink=True)
-            about, pixels = (*full_size(picture), _taken(content)), self.resize(picture)
-            picture.thumbnail((THUMBNAIL, THUMBNAIL))
-            picture.save(buffer := io.BytesIO(), "WEBP", quality=50)
-            return entry._replace(decoded=(pixels, buffer.getvalue(), about))
-        except (RamatchError, OSError) as error:
-            return entry._replace(
-                error=getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-            )
 
     def commit(self, batch: list[Entry]) -> None:
         """Encode what is new, put its vectors on the disk, then all that refers to them into the database at once."""
         fresh = {e.digest: e.decoded for e in batch if e.decoded is not None and e.digest not in self.photos}
         added, counts, gone = dict[bytes, int](), Counter(encoded=len(fresh)), dict(self.gone)
         if fresh:
-            arrays = quantize(*self.encoder(torch.stack([pixels for pixels, _, _ in fresh.values()])))
+            arrays = quantize(*self.way.features([pixels for pixels, _, _ in fresh.values()]))
             self.vectors.append(self.rows, arrays)
         with transaction(self.database):
             for i, (digest, (_, webp, about)) in enumerate(fresh.items()):

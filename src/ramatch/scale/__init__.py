@@ -1,1 +1,1 @@
-"""More machines and other runtimes: collections spread over a cluster, models exported."""
+"""Many images on many machines, and models in other programs' formats."""
