@@ -146,8 +146,8 @@ class Recognizer:
         `image_size` set how. A SigLIP's own sigmoid gives its probabilities, by the global feature alone. `dtype` of
         the frozen part: by default bfloat16 on a GPU, and on CPUs that compute in it for models that say it is fine
         (`cpu_dtype` in their config.json, as ramatch-mini does); float32 elsewhere. `options`: `cache`, `fast`,
-        `kinds` and `runtime`; `method`: another system (see `ramatch.methods`) that a plain CLIP, or the backbone in a model folder,
-        is used in.
+        `kinds` and `runtime`; `method`: another system (see `ramatch.methods`) that a plain CLIP, or the backbone in a
+        model folder, is used in.
         """
         method = options.pop("method", None)
         device = pick_device(device)

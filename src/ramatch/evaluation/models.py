@@ -220,7 +220,6 @@ def evaluate_all(
     scores: Sequence[str] = tuple(RANKINGS),
     matcher: str | None = None,
     settings: dict[str, Any] | None = None,
-    runtime: str = "torch",
     collect: Callable[..., Scores] = collect_scores,
     **options: Any,
 ) -> dict[str, Report]:
@@ -228,11 +227,11 @@ def evaluate_all(
 
     "model" ranks by probability where the model is calibrated, by its own score otherwise. `settings`: fields of
     RAMConfig that only matter when a model is used (TEST_SETTINGS), to be changed for this test; it then ranks by its
-    score in any case. `runtime`: what runs the image part on a CPU (RUNTIMES). `collect`: what runs the model over the
-    images. Options: those of `read_test`, `load_model`, `collect` and `evaluate_scores`, by name."""
+    score in any case. `collect`: what runs the model over the images. Options: those of `read_test`, `load_model`,
+    `collect` and `evaluate_scores`, by name, and `runtime`: what runs the image part on a CPU (RUNTIMES)."""
     if unknown := sorted(set(settings or ()) - set(TEST_SETTINGS)):
         raise RamatchError(f"{', '.join(unknown)}: a test can change {', '.join(TEST_SETTINGS)} only")
-    takers = (read_test, load_model, collect, evaluate_scores)
+    runtime, takers = options.pop("runtime", "torch"), (read_test, load_model, collect, evaluate_scores)
     reading, loading, collecting, measuring = split_options(options, takers)
     test = data if isinstance(data, TestSet) else read_test(data, protocol, **reading)
     if isinstance(model, RAM):

@@ -181,9 +181,7 @@ def _memory_kernel(
 ):
     """One problem, from its costs to its plan; K is written once and read in every iteration."""
     pid = tl.program_id(0).to(tl.int64)
-    K_ptr += pid * M * width
-    work_ptr += pid * 3 * M
-    a_ptr += pid * M
+    K_ptr, work_ptr, a_ptr = K_ptr + pid * M * width, work_ptr + pid * 3 * M, a_ptr + pid * M
     inv_reg = 1.0 / tl.load(reg_ptr + pid)
     cols = tl.arange(0, BLOCK_N)
     in_n, column_sums = cols < N, tl.zeros((BLOCK_N,), dtype=tl.float32)
