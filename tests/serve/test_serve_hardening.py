@@ -137,10 +137,37 @@ def test_a_queue_that_would_take_too_long_refuses() -> None:
         tasks = [asyncio.create_task(batcher.submit_many("a", [i], time.monotonic() + 9)) for i in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(ApiError, match="queue is full") as refused:
-            await batcher.submit_many("a", [2], time.monotonic() + 9)
+            batcher.check_room()
         assert refused.value.headers["Retry-After"] == "2"
         batcher.start()
         assert await asyncio.gather(*tasks) == [[0], [1]]
+        await batcher.drain()
+
+    asyncio.run(scenario())
+
+
+def test_images_that_are_being_decoded_count_and_are_not_turned_back() -> None:
+    async def scenario() -> None:
+        batcher = MicroBatcher(lambda key, items: items, ServeSettings(queue_s=1.0, queue_size=4), Metrics())
+        batcher._seconds_per_image = 0.3
+        with batcher.arrival(3):
+            batcher.check_room()  # 0.9 s, and three of four places
+            with pytest.raises(ApiError, match="queue is full"):
+                batcher.check_room(2)
+            with batcher.arrival(1):
+                with pytest.raises(ApiError, match="queue is full") as refused:
+                    batcher.check_room()
+                assert refused.value.headers["Retry-After"] == "2"
+            first = asyncio.create_task(batcher.submit_many("a", [0, 1], time.monotonic() + 9))
+            await asyncio.sleep(0)
+            batcher._seconds_per_image = 3.0  # whoever was let in stays, however slow it has become meanwhile
+            second = asyncio.create_task(batcher.submit_many("a", [2], time.monotonic() + 9))
+            await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="queue is full"):
+            batcher.check_room()
+        batcher.start()
+        assert await asyncio.gather(first, second) == [[0, 1], [2]]
+        batcher.check_room()
         await batcher.drain()
 
     asyncio.run(scenario())

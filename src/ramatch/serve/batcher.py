@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ class MicroBatcher:
         self.run, self.metrics, self.queue_size = run, metrics, settings.queue_size
         self.max_batch, self.window_s, self.queue_s = settings.max_batch, settings.window_s, settings.queue_s
         self.running = 0  # images in the batch that the model works on now
+        self.arriving = 0  # images of requests that were let in and are still being decoded
         self._jobs: list[_Job] = []  # waiting, oldest first
         self._news = asyncio.Event()
         self._closing = False
@@ -78,19 +79,33 @@ class MicroBatcher:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def seconds(self) -> float:
-        """What the images that wait or run will take, judged by the last ones."""
-        return (self.waiting + self.running) * self._seconds_per_image
+        """What the images that come, wait or run will take, judged by the last ones."""
+        return (self.arriving + self.waiting + self.running) * self._seconds_per_image
 
     def check_room(self, images: int = 1) -> None:
         if self._closing:
             raise draining()
-        if self.waiting + images > self.queue_size or (self.waiting and self.seconds() > self.queue_s):
+        ahead = self.arriving + self.waiting
+        if ahead + images > self.queue_size or (ahead and self.seconds() > self.queue_s):
             raise self.full()
+
+    @contextlib.contextmanager
+    def arrival(self, images: int) -> Iterator[None]:
+        """While images are decoded that `submit_many` will bring: they count as if they waited already."""
+        self.arriving += images
+        try:
+            yield
+        finally:
+            self.arriving -= images
 
     async def submit_many(self, key: Hashable, items: Sequence[Any], deadline: float) -> list[Any]:
         """Results for items that enter the queue together or not at all; after `deadline` (on time.monotonic's
-        clock) a TimeoutError. Cancelling the caller drops them."""
-        self.check_room(len(items))
+        clock) a TimeoutError. Cancelling the caller drops them. How long they will wait was asked when they were let
+        in: those who came later do not make them turn back."""
+        if self._closing:
+            raise draining()
+        if self.waiting + len(items) > self.queue_size:
+            raise self.full()
         loop = asyncio.get_running_loop()
         jobs = [_Job(key, item, deadline, loop.create_future()) for item in items]
         self._jobs += jobs

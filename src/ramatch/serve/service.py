@@ -206,10 +206,11 @@ class Service:
         seconds = min(self.settings.deadline_s, (options.deadline_ms or 1e9) / 1000)
         pool = self._decoders
         with self._place(seconds, len(uploads)):
-            work = (self._in_thread(pool, self._decode, upload) for upload in uploads)
-            ready = asyncio.gather(self._vocabulary(labels), *work)
-            ready.add_done_callback(heard)
-            vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
+            with self.batcher.arrival(len(uploads)):
+                work = (self._in_thread(pool, self._decode, upload) for upload in uploads)
+                ready = asyncio.gather(self._vocabulary(labels), *work)
+                ready.add_done_callback(heard)
+                vocabulary, *pictures = await asyncio.wait_for(ready, max(0.0, start + seconds - time.monotonic()))
             good = [picture for picture in pictures if isinstance(picture, Picture)]
             key = BatchKey(id(vocabulary), options.matcher, options.maps, vocabulary, masks)
             predictions = await self.batcher.submit_many(key, good, start + seconds) if good else []
