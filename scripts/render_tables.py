@@ -23,6 +23,7 @@ RESULTS = ROOT / "results"
 PAGES = (
     "README.md",
     "docs/results.md",
+    "docs/comparison.md",
     "docs/performance.md",
     "docs/scale.md",
     "docs/training.md",
@@ -37,6 +38,7 @@ class Table(NamedTuple):
 
     file: str
     columns: dict[str, str]
+    wide: bool = False  # a row for each variant, with {data_backbone_x} of all data and backbones, the paper's too
 
 
 ACCURACY = {
@@ -57,9 +59,21 @@ FIGURES |= {"images_per_s", "memory_gb"} | {f"{w}_{n}" for w in ("step", "test")
 STUDY = {"": "{row}", "data": "{data}", "backbone": "{backbone}", **ACCURACY, "seeds": "{seeds}"}
 COST = {"train step, images/s": "{step_images_per_s}", "train step, GB": "{step_memory_gb}"}
 COST |= {"test, images/s": "{test_images_per_s}", "test, GB": "{test_memory_gb}"}
-STUDIES = ("main", "matching", "modules", "loss", "lambda2", "prompt-length", "start-layer", "lla", "presets", "ours")
+STUDIES = ("matching", "modules", "loss", "lambda2", "prompt-length", "start-layer", "lla", "presets", "ours")
+RIVALS = {"": "{row}"}
+for place, key in (("COCO", "coco_ov_ramatch_mini"), ("UCM", "ucm_ov_ramatch_mini"), ("PETA", "peta_ov_ramatch_mini")):
+    RIVALS |= {f"{place} GZSL mAP": f"{{{key}_gzsl_map}}", "F1@3" + " " * len(RIVALS): f"{{{key}_gzsl_f1}}"}
+    RIVALS |= {"ZSL mAP" + " " * len(RIVALS): f"{{{key}_zsl_map}}"}
+RIVALS |= {"CLIP: COCO GZSL mAP": "{coco_ov_clip_b16_gzsl_map}", "F1@3": "{coco_ov_clip_b16_gzsl_f1}"}
+RIVALS |= {"paper: COCO F1@3": "{COCO_paper_gzsl_f1}"}
+KCOT = {"": "{row}"}
+for place, key in (("small model", "coco_ov_ramatch_mini"), ("CLIP", "coco_ov_clip_b16")):
+    KCOT |= {f"{place}: {head}": f"{{{key}_{x}}}" for head, x in (("ZSL mAP", "zsl_map"), ("GZSL F1@3", "gzsl_f1"))}
+    KCOT |= {f"{place}: GZSL mAP": f"{{{key}_gzsl_map}}"}
 TABLES = {
-    **{name: Table("studies.csv", STUDY) for name in (*STUDIES, "kcot")},
+    **{name: Table("studies.csv", STUDY) for name in STUDIES},
+    "main": Table("studies.csv", RIVALS, wide=True),
+    "kcot": Table("studies.csv", KCOT, wide=True),
     **{name: Table("studies.csv", STUDY | COST) for name in ("prompting", "efficiency")},
     "recipes": Table("coco_ov.csv", {"": "{row}", **ACCURACY, "seeds": "{seeds}"}),
     "study": Table("coco_ov.csv", {"": "{row}", **ACCURACY}),
@@ -170,16 +184,27 @@ def over_seeds(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return found
 
 
+def side_by_side(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Of rows for each variant, data and backbone one row for each variant that was measured here."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        key = re.sub(r"\W", "_", f"{row['data']}_{row['backbone']}")
+        here = found.setdefault(row["variant"], {"row": row["variant"]})
+        here |= {f"{key}_{name}": value for name, value in row.items() if name.removesuffix("_sd") in FIGURES}
+    measured = {row["variant"] for row in rows if row["backbone"] != "paper"}
+    return [row for name, row in found.items() if name in measured]
+
+
 def show(row: dict[str, str], template: str) -> str:
     """A cell: the template filled in, or a dash where the row has nothing for it."""
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
-        text, spread = row[name], row.get(f"{name}_sd", "")
+        text, spread = row.get(name, ""), row.get(f"{name}_sd", "")
         text = f"{int(text):,}" if text.isdecimal() else text
         return f"{text} ± {spread}" if spread else text
 
-    empty = all(not row[name] for name in re.findall(r"{(\w+)}", template))
+    empty = all(not row.get(name) for name in re.findall(r"{(\w+)}", template))
     return "–" if empty else re.sub(r"{(\w+)}", value, template).replace("|", "\\|")
 
 
@@ -191,7 +216,10 @@ def render(name: str) -> str:
     rows = [row for row in read_rows(table.file) if name in row["table"].split()]
     if not rows:
         raise SystemExit(f"results/{table.file} has no row of table {name!r}")
-    lines = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
+    if table.wide:
+        paper = [row for row in read_rows("paper.csv") if name in row["table"].split()]
+        rows = side_by_side([*rows, *paper])
+    lines = ["| " + " | ".join(head.strip() for head in table.columns) + " |", "|" + "---|" * len(table.columns)]
     lines += ["| " + " | ".join(show(row, template) for template in table.columns.values()) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 

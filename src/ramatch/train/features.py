@@ -120,10 +120,6 @@ class FeatureStore:
             self._held[name] = pixels, key, cache_features(stem, pixels, views)
         return self._held[name][2]
 
-    def bytes(self) -> int:
-        """What all of them take."""
-        return sum(t.numel() * t.element_size() for *_, cache in self._held.values() for t in cache.streams.tensors)
-
 
 def fingerprint(stem: Stem) -> str:
     """The same for stems that give the same streams, seen on one image of noise."""

@@ -316,15 +316,17 @@ class Bench:
             return {}
         cache = self.features("train", ram, config, config.views if job.learns else 1)
         device = self.backbone.device
+        before = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
         targets = self.pictures("train", ram, config.mosaics)[1]
         log = fit_cached(CachedTask(ram, cache, targets, self.train.classes, config))
         if not job.learns:
             return {}
         found = {"seconds": log["seconds"], "images_per_s": log["images_per_second"]}
         if device.type == "cuda":
-            found["memory_gb"] = (torch.cuda.max_memory_allocated(device) - self.store.bytes()) / 1e9
+            found["memory_gb"] = (torch.cuda.max_memory_allocated(device) - before) / 1e9
         return found
 
     def test(self, ram: RAM, config: CachedConfig) -> dict[str, float]:
