@@ -35,7 +35,11 @@ def bytes_of(ram: RAM, count: int = 3, seed: int = 0) -> torch.Tensor:
 
 def models() -> dict[str, RAM]:
     """All of the paper, visual prompts and SAA too; and a backbone that pools, as the shipped one does."""
-    return {"clip": tiny_ram("ramatch"), "dual": tiny_ram("aligned", kind="dual", saa_layers=0)}
+    usual = {"cost": "softmax", "relax": None}
+    return {
+        "clip": tiny_ram("ramatch", **usual),
+        "dual": tiny_ram("aligned", kind="dual", saa_layers=0, **usual),
+    }
 
 
 @pytest.fixture(params=["clip", "dual"])
@@ -55,6 +59,11 @@ def test_parts_compute_what_the_model_does(ram: RAM) -> None:
     matched = MatchPart(ram)(labels.unit, labels.tss, *found)
     for ours, theirs in zip(matched, (output.region, output.image, output.best), strict=True):
         close(ours, theirs, 1e-4)
+
+
+def test_matching_that_is_not_exported_is_refused() -> None:
+    with pytest.raises(RamatchError, match="matcher is average"):
+        MatchPart(tiny_ram("ramatch", cost="softmax", relax=None, matcher="average"))
 
 
 @torch.no_grad()

@@ -95,8 +95,9 @@ class MatchPart(nn.Module):
 
     def __init__(self, ram: RAM) -> None:
         super().__init__()
-        if ram.config.matcher != "kcot" or ram.config.plan_scale != "labels":
-            raise RamatchError("only models that match by KCOT with plan_scale 'labels' can be exported")
+        wanted = {"matcher": "kcot", "plan_scale": "labels", "cost": "softmax", "relax": None}
+        if other := [f"{k} is {v}" for k, v in ram.config.to_dict().items() if k in wanted and v != wanted[k]]:
+            raise RamatchError(f"matching cannot be exported where {', '.join(other)}, only with {wanted}")
         self.ram, self.grid = fuse(ram, torch.float32), ram.backbone.vision.grid(*ram.preprocess.size)
 
     def forward(self, unit: Tensor, looked_at: Tensor, image: Tensor, local: Tensor, *streams: Tensor) -> Any:

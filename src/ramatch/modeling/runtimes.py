@@ -120,11 +120,20 @@ class _OpenVINO:
     @staticmethod
     def write(part: ImagePart, file: Path) -> None:
         openvino = require("openvino", "openvino")
+        frontends = require("openvino.frontend", "openvino").FrontEndManager()
+        decoder = require("openvino.frontend.pytorch.ts_decoder", "openvino").TorchScriptPythonDecoder
         shape = [-1, 3, *_size(part.ram)]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of tracing: what depends on the size of the image, which is fixed here
             example = torch.zeros(1, *shape[1:], dtype=torch.uint8)
-            model = openvino.convert_model(part, example_input=example, input=[("pixels", shape, np.uint8)])
+            # not by `openvino.convert_model`, which reports each use to its makers over the network
+            frontend = frontends.load_by_framework("pytorch")
+            traced = decoder(part, example_input=(example,))  # which the frontend asks until the end
+            model = frontend.convert(frontend.load(traced))
+        pixels = model.get_parameters()[0]
+        pixels.set_element_type(openvino.Type.u8)
+        pixels.set_partial_shape(openvino.PartialShape(shape))
+        model.validate_nodes_and_infer_types()
         openvino.save_model(model, file, compress_to_fp16=False)
 
     def __call__(self, images: Tensor) -> Trunk:
