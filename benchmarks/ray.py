@@ -42,6 +42,7 @@ from .measure import errors_in_words
 SIDES = (320, 480, 640, 800, 1024)  # of the longer side, in pixels
 QUALITIES = (70, 80, 90, 95)
 BAR = 0.85
+BY_TORCH = (("runtime", "torch"),)  # on both sides, whatever else is installed
 Counts = Iterable[int]  # of images, as they are done
 
 
@@ -184,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--actors", type=int, default=1, metavar="N")
     args = parser.parse_args(argv)
     labels = None if args.vocabulary == GENERAL else tuple(vocabulary(args.vocabulary))
-    job = Job(args.model, labels, top=5, batch_size=args.batch_size, device=args.device)
+    job = Job(args.model, labels, top=5, batch_size=args.batch_size, device=args.device, options=BY_TORCH)
     with tempfile.TemporaryDirectory(prefix="ramatch-ray-") as place:
         folder = Path(args.data) if args.data else Path(place) / "photographs"
         if not args.data:

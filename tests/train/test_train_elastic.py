@@ -43,7 +43,12 @@ def workers(process: subprocess.Popen) -> dict[int, int]:
 
 
 def finish(process: subprocess.Popen) -> str:
-    text, _ = process.communicate(timeout=200)
+    try:
+        text, _ = process.communicate(timeout=100)
+    finally:
+        if process.poll() is None:
+            for pid in [*workers(process).values(), process.pid]:
+                os.kill(pid, signal.SIGKILL)
     assert process.returncode == 0, text[-3000:]
     return text
 
@@ -71,6 +76,7 @@ def test_a_killed_worker_is_started_again_from_the_newest_checkpoint(whole: Path
     os.kill(workers(run)[rank], signal.SIGKILL)
     text = finish(run)
     assert "continuing at step" in text, text[-3000:]
+    assert text.count("failed (exitcode") == 1, "no start failed but the one that was killed"
     one, two = (load_file(folder / "model" / "ram.safetensors") for folder in (whole, broken))
     assert one.keys() == two.keys()
     differ = [name for name in one if not torch.equal(one[name], two[name])]

@@ -70,9 +70,6 @@ def flow(
     data = ray.data.from_items(
         [{"work": pickle.dumps(one)} for one in work], override_num_blocks=min(len(work), BLOCKS)
     )
-    context = data.context
-    context.enable_progress_bars = context.print_on_execution_start = False
-    context.target_max_block_size = 1  # a piece is a block: none waits for others, and none is done again with others
     given, logger = ray.put(arguments), logging.getLogger("ray.data")
     level = logger.level
     logger.setLevel(logging.ERROR)  # what it tells of its plans, and warnings that a model is slow to load
@@ -88,6 +85,9 @@ def flow(
         num_cpus=pool.cpus or None,
         fn_constructor_args=(actor, [given], pool.threads),
     )
+    for context in (data.context, decoded.context, found.context):  # one and the same in some versions of Ray
+        context.enable_progress_bars = context.print_on_execution_start = False
+        context.target_max_block_size = 1  # a piece is a block: none waits for others, none is done again with others
     try:
         for row in found.iter_rows():
             yield pickle.loads(row["found"])

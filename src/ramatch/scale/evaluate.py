@@ -13,6 +13,7 @@ import torch
 
 from ..data.annotations import Annotations
 from ..data.images import ImageError
+from ..errors import RamatchError
 from ..evaluation.models import Scorer, Scores, TestSet, evaluate_all, scores_of
 from ..evaluation.protocol import Report
 from ..modeling.preprocess import Preprocess
@@ -34,7 +35,9 @@ def evaluate_on_ray(
     precision: str | None = None,
     **options: Any,
 ) -> dict[str, Report]:
-    """As `evaluate_all`, whose other options it takes, on the processors or GPUs of a Ray cluster."""
+    """As `evaluate_all`, whose other options it takes, on the processors or GPUs of a Ray cluster, by torch."""
+    if (runtime := options.pop("runtime", "torch")) not in ("auto", "torch"):
+        raise RamatchError(f"--engine ray evaluates by torch, not by {runtime}")
     cluster.start()
     pool = cluster.pool(device, actors)
     precision = precision or ("bf16" if pool.gpus else None)  # which a GPU gets without a cluster
@@ -50,12 +53,13 @@ def collect_on_ray(
     batch_size: int = 64,
     progress: bool = True,
     what: str = "evaluating",
+    fast: bool | None = None,
 ) -> Scores:
     """As `collect_scores`: images are decoded in processes of their own and scored by the pool's actors."""
     records = data.records
     work: list[Window] = [(at, records[at : at + batch_size]) for at in range(0, len(records), batch_size)]
     found = np.full((len(records), len(data.classes), 4), np.nan, np.float32)
-    given = (ram.eval(), tuple(data.classes), batch_size, "cuda" if pool.gpus else "cpu")
+    given = (ram.eval(), tuple(data.classes), batch_size, "cuda" if pool.gpus else "cpu", fast)
     line, done = Progress(len(records), what, enabled=progress), 0
     for answer in cluster.flow(work, partial(_read, preprocess=ram.preprocess), _Scoring, given, pool):
         if answer["error"]:
@@ -81,8 +85,8 @@ def _read(window: Window, preprocess: Preprocess) -> Iterator[Piece]:
 class _Scoring:
     """Pieces → numbers of their images."""
 
-    def __init__(self, ram: RAM, classes: tuple[str, ...], batch_size: int, device: str) -> None:
-        self.scorer = Scorer(ram.to(device), classes, batch_size)
+    def __init__(self, ram: RAM, classes: tuple[str, ...], batch_size: int, device: str, fast: bool | None) -> None:
+        self.scorer = Scorer(ram.to(device), classes, batch_size, fast)
 
     def __call__(self, piece: Piece) -> dict[str, Any]:
         error = piece.found[0] if piece.found else None

@@ -65,7 +65,7 @@ class Model:
 
     def __init__(self, job: Job, device: str) -> None:
         gpu = device.startswith("cuda")  # which this process may not have
-        options: dict[str, Any] = dict(job.options) | ({"dtype": torch.bfloat16} if gpu else {})
+        options: dict[str, Any] = dict(job.options) | ({"dtype": torch.bfloat16, "runtime": "torch"} if gpu else {})
         loaded = Recognizer.from_pretrained(job.model, device="cpu" if gpu else device, cache=0, **options)
         self.ram, self.device, self.preprocess = loaded.ram, device, loaded.ram.preprocess
         self.rest: dict[str, Any] = {
@@ -73,6 +73,8 @@ class Model:
             "name": loaded.name,
             "kinds": loaded.kinds,
             "cache": 0,
+            "runtime": loaded.runtime,  # chosen here, the same for all
+            "int8": loaded.int8,
         }
 
     def recognizer(self, device: str | None = None) -> Recognizer:

@@ -56,12 +56,22 @@ def world(device: str | None = None) -> Iterator[World]:
     own = not dist.is_initialized()
     if own:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+        store = _store(rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield World(chosen, rank, size)
     finally:
         if own:
             dist.destroy_process_group()
+
+
+def _store(rank: int, size: int) -> dist.Store:
+    """Where processes find each other. torchrun keeps one store over its restarts, in which those who start again would
+    find the addresses of those who are dead; so each start looks in a place of its own. Only where there is one agent:
+    several count their restarts apart (docs/training.md says what helps there)."""
+    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
+    start, agents = (os.environ.get(name) for name in ("TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"))
+    return dist.PrefixStore(f"start-{start}", store) if start and agents == "1" else store
 
 
 def gather(tensor: Tensor) -> tuple[Tensor, int]:
