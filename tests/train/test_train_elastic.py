@@ -76,7 +76,7 @@ def test_a_killed_worker_is_started_again_from_the_newest_checkpoint(whole: Path
     os.kill(workers(run)[rank], signal.SIGKILL)
     text = finish(run)
     assert "continuing at step" in text, text[-3000:]
-    assert text.count("failed (exitcode") == 1, "no start failed but the one that was killed"
+    assert "connectFullMesh failed" not in text, "who starts again finds the living, not the addresses of the dead"
     one, two = (load_file(folder / "model" / "ram.safetensors") for folder in (whole, broken))
     assert one.keys() == two.keys()
     differ = [name for name in one if not torch.equal(one[name], two[name])]

@@ -85,8 +85,11 @@ def flow(
         num_cpus=pool.cpus or None,
         fn_constructor_args=(actor, [given], pool.threads),
     )
-    for context in (data.context, decoded.context, found.context):  # one and the same in some versions of Ray
+    current = ray.data.DataContext.get_current()
+    bars = current.enable_progress_bars
+    for context in (current, data.context, decoded.context, found.context):  # versions of Ray differ in which they read
         context.enable_progress_bars = context.print_on_execution_start = False
+    for context in (data.context, decoded.context, found.context):
         context.target_max_block_size = 1  # a piece is a block: none waits for others, none is done again with others
     try:
         for row in found.iter_rows():
@@ -96,6 +99,7 @@ def flow(
         told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit): ", line)]
         raise RamatchError(f"a process of the cluster failed: {told[-1] if told else lines[0]}") from error
     finally:
+        current.enable_progress_bars = bars
         logger.setLevel(level)
 
 
