@@ -19,7 +19,7 @@ from ramatch.recognizer import Recognizer
 
 def test_rows_of_a_set(tmp_path: Path) -> None:
     squares(tmp_path / "squares", train=60, test=30)
-    ram = RAM(tiny_backbone(), preset("aligned", adapted_layers=1, max_iter=20)).eval()
+    ram = RAM(tiny_backbone(), preset("aligned-best", adapted_layers=1, max_iter=20)).eval()
     found = collect_scores(ram, read_annotations(tmp_path / "squares", split="train"), workers=0, progress=False)
     calibrator = Calibrator.fit(found.features, found.targets, names=FEATURES)
     Recognizer(ram, calibrator=calibrator).save_pretrained(tmp_path / "model", with_backbone=True)

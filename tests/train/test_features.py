@@ -213,7 +213,7 @@ def test_settings_are_checked():
         ["epochs=4", "optim.lr=1e-4", "views=2", "tss=false", "tau_u=none", 'templates=["{}"]']
     )
     assert config == AdaptConfig().replace(epochs=4, views=2, **{"optim.lr": 1e-4})
-    assert ram_config == preset("aligned", tss=False, tau_u=None, templates=("{}",))
+    assert ram_config == preset("aligned-best", tss=False, tau_u=None, templates=("{}",))
     assert settings_from(["saa_layers=2"], "paper")[1] == preset("paper", saa_layers=2)
     for wrong_text in ("epochs", "speed=3", "epochs=many", "tss=perhaps", "matcher=magic"):
         with pytest.raises(RamatchError, match=wrong_text.split("=")[0]):

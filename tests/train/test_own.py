@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(data: Path) -> Path:
     """A calibrated model folder that stands alone."""
     torch.manual_seed(0)
-    ram = RAM(tiny_backbone(), preset("aligned", adapted_layers=1, max_iter=20)).eval()
+    ram = RAM(tiny_backbone(), preset("aligned-best", adapted_layers=1, max_iter=20)).eval()
     ram.background = ("white", "photo")
     found = collect_scores(ram, read_annotations(data, split="train"), workers=0, progress=False)
     calibrator = Calibrator.fit(found.features, found.targets, names=FEATURES)
@@ -166,7 +166,7 @@ def test_few_images_are_not_praised(model: Path, data: Path, tmp_path: Path) -> 
 
 
 def test_a_model_without_calibration_gets_one(data: Path, tmp_path: Path) -> None:
-    ram = RAM(tiny_backbone(), preset("aligned", adapted_layers=1, max_iter=20)).eval()
+    ram = RAM(tiny_backbone(), preset("aligned-best", adapted_layers=1, max_iter=20)).eval()
     Recognizer(ram).save_pretrained(tmp_path / "plain", with_backbone=True)
     with pytest.raises(RamatchError, match="not calibrated"):
         teach(load_model(tmp_path / "plain", device="cpu"), read_annotations(data, split="train"))
