@@ -146,13 +146,13 @@ def localize(
     depend on the matcher. Options: those of `read_annotations` and of `Recognizer.from_pretrained`, by name."""
     from .models import Recognizer, split_options  # here, because the recognizer needs this package's calibration
 
-    method = options.pop("method", None)  # one of the recognizer's own options
+    own = {"method": options.pop("method", None), "runtime": options.pop("runtime", "torch")}  # the recognizer's
     reading, loading = split_options(options, (read_annotations, Recognizer.from_pretrained))
     annotations = read_annotations(find_data(data), **reading)
     chosen = [(record, boxes) for record in annotations.records if (boxes := _boxes_by_label(record))]
     if not chosen:
         raise RamatchError(f"{data}: no image has boxes; localization needs COCO instances or VOC annotations")
-    recognizer = Recognizer.from_pretrained(model, cache=0, method=method, **loading)
+    recognizer = Recognizer.from_pretrained(model, cache=0, **own, **loading)
     recognizer.set_vocabulary(annotations.classes)
     total, line = Localization(), Progress(len(chosen), "localizing", enabled=progress)
     for start in range(0, len(chosen), batch_size):

@@ -94,7 +94,7 @@ def segment(
     if part not in PARTS:
         raise RamatchError(f"unknown part '{part}' of the images; known: {', '.join(PARTS)}")
     records = [r for i, r in enumerate(records) if part == "all" or (i in chosen) == (part == "val")]
-    recognizer = Recognizer.from_pretrained(model, cache=0, **options)
+    recognizer = Recognizer.from_pretrained(model, cache=0, **({"runtime": "torch"} | options))
     recognizer.set_vocabulary(classes)
     ways = {name: Confusion(classes) for name in WAYS}
     line = Progress(len(records), "segmenting", enabled=progress)
