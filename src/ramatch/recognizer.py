@@ -102,7 +102,6 @@ class Recognizer:
         fast: bool | None = None,
         kinds: bool = True,
         runtime: str = "auto",
-        int8: bool = False,
     ) -> None:
         """`cache`: how many images' trunks are kept, so that a new vocabulary does not run the image tower again.
 
@@ -111,15 +110,14 @@ class Recognizer:
         `kinds`: look for "animal" as dog, cat, … too, and for "automobile" as car, by the built-in lexicon (see
         `ramatch.data.kinds`); it needs probabilities of a calibration, not a checkpoint's own (SigLIP).
 
-        `runtime`: what runs the image part on a CPU, one of `ramatch.config.RUNTIMES`; `auto` takes the fastest that is
-        installed and was measured, in 8 bits, if the model says that this is fine for it (`int8`), and torch otherwise;
-        see docs/performance.md.
+        `runtime`: what runs the image part on a CPU, one of `ramatch.config.RUNTIMES`; `auto` is
+        $RAMATCH_RUNTIME, or torch (see docs/performance.md).
         """
         self.ram, self.calibrator, self.name = ram.eval(), calibrator, name
         self.vocabulary: Vocabulary | None = None
         self.kinds = kinds
         self.fast = ram.backbone.device.type == "cuda" if fast is None else fast
-        self.int8, self.runtime = int8, choose(runtime, ram, int8=int8)
+        self.runtime = choose(runtime, ram)
         self.trunks = TrunkCache(cache)
         self._compiled: Runtime | None = None
         self._engine: GraphedRAM | None = None
@@ -160,7 +158,6 @@ class Recognizer:
         half = half or (saved.get("cpu_dtype") == "bfloat16" and cpu_has_bfloat16())
         dtype = dtype or (torch.bfloat16 if half else torch.float32)
         if saved and method in (None, trained := (saved.get("method") or {}).get("name", "ram")):
-            options["int8"] = saved.get("cpu_int8") is True
             parts: dict[str, Any] = {"backbone": backbone, "label_features": label_features, "dtype": dtype}
             ram = load_ram(folder, build=build_method, **parts)
             if (folder / "calibration.json").is_file():
@@ -224,7 +221,7 @@ class Recognizer:
 
     def run_by(self, runtime: str) -> None:
         """Change what runs the image part (see `runtime` above)."""
-        self.runtime = choose(runtime, self.ram, int8=self.int8)
+        self.runtime = choose(runtime, self.ram)
         self._compiled = self._engine = self._dense = None
         self.trunks = TrunkCache(self.trunks.size)  # the old ones' numbers differ
 

@@ -40,7 +40,6 @@ TOP = 5  # labels per image, unless told
 UNSURE = f"?: {GUESS}\n"
 RELATIVE = "relative scores, which compare the labels: the model is not calibrated\n"
 REPORT_TOP = 15  # labels listed per image on a page, where the threshold alone would choose
-FEW = 64  # images for which no other runtime is loaded: that takes as long as it saves
 NAMED = 5  # of the files left out, of each kind
 STDIN = "-"
 
@@ -113,8 +112,6 @@ def _tag(arguments: argparse.Namespace, found: Found, labels: list[str] | None) 
     from ..data.images import name_of
     from ..recognizer import predict_files
 
-    if len(found.paths) < FEW and arguments.runtime == "auto":
-        arguments.runtime = "torch"
     recognizer = load_recognizer(arguments, cache=0)  # every image is seen once
     own = recognizer.ram.backbone.given_labels  # of a model without a text tower
     recognizer.set_vocabulary(labels or list(own) or GENERAL)

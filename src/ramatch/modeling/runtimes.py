@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,34 +37,22 @@ PACKAGES = {"openvino": "openvino", "openvino-int8": "openvino", "onnx": "onnxru
 AT_ONCE = 4  # images that one stream takes: what flows between layers then stays in its caches
 
 
-def choose(name: str, ram: RAM, *, int8: bool = False) -> str:
-    """The runtime that `auto` stands for, or the one named if it can run here.
-
-    `auto` is OpenVINO in 8 bits where that was measured to be faster and to cost next to nothing (docs/performance.md):
-    on CPUs with AVX512-VNNI, for models that say it is fine for them (`int8`); torch everywhere else. $RAMATCH_RUNTIME
-    names another default than `auto`."""
+def choose(name: str, ram: RAM) -> str:
+    """The runtime that `auto` stands for, or the one named if it can run here. `auto` is $RAMATCH_RUNTIME, or torch:
+    OpenVINO in 8 bits is twice as fast, but a Python process that it ran in has crashed later on (see
+    docs/performance.md), so it wants to be asked for."""
     if name == "auto":
-        name = os.environ.get("RAMATCH_RUNTIME") or name
+        name = os.environ.get("RAMATCH_RUNTIME") or "torch"
     if name not in RUNTIMES:
         raise RamatchError(f"unknown runtime '{name}'; known: {', '.join(RUNTIMES)}")
-    on_cpu, own = ram.backbone.device.type == "cpu", type(ram) is RAM
-    if name == "auto":
-        fast = on_cpu and own and int8 and cpu_has_vnni() and importlib.util.find_spec("openvino") is not None
-        return "openvino-int8" if fast else "torch"
-    if name == "torch":
-        return name
-    if not on_cpu:
+    if name in ("auto", "torch"):
+        return "torch"
+    if ram.backbone.device.type != "cpu":
         raise RamatchError(f"runtime '{name}' runs on a CPU; the model is on {ram.backbone.device}: use torch there")
-    if not own:
+    if type(ram) is not RAM:
         raise RamatchError(f"runtime '{name}' runs RAM, and the model is {type(ram).__name__}: use torch")
     require(PACKAGES[name], "onnx" if name == "onnx" else "openvino")
     return name
-
-
-def cpu_has_vnni() -> bool:
-    """Whether this CPU has 512 bits wide products of int8; False where torch cannot tell."""
-    check = getattr(torch.cpu, "_is_vnni_supported", None)
-    return bool(check and check())
 
 
 def make_runtime(name: str, ram: RAM, photos: Callable[[], Tensor]) -> Runtime | None:
@@ -119,22 +108,17 @@ class _OpenVINO:
 
     @staticmethod
     def write(part: ImagePart, file: Path) -> None:
-        openvino = require("openvino", "openvino")
-        frontends = require("openvino.frontend", "openvino").FrontEndManager()
-        decoder = require("openvino.frontend.pytorch.ts_decoder", "openvino").TorchScriptPythonDecoder
-        shape = [-1, 3, *_size(part.ram)]
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tracing: what depends on the size of the image, which is fixed here
-            example = torch.zeros(1, *shape[1:], dtype=torch.uint8)
-            # not by `openvino.convert_model`, which reports each use to its makers over the network
-            frontend = frontends.load_by_framework("pytorch")
-            traced = decoder(part, example_input=(example,))  # which the frontend asks until the end
-            model = frontend.convert(frontend.load(traced))
-        pixels = model.get_parameters()[0]
-        pixels.set_element_type(openvino.Type.u8)
-        pixels.set_partial_shape(openvino.PartialShape(shape))
-        model.validate_nodes_and_infer_types()
-        openvino.save_model(model, file, compress_to_fp16=False)
+        """In a process of its own, whose memory goes back."""
+        require("openvino", "openvino")
+        given = file.with_suffix(".pt")
+        torch.save(part, given)
+        code = "import sys; from ramatch.modeling.runtimes import write_openvino; write_openvino(*sys.argv[1:])"
+        command = [sys.executable, "-c", code, str(given), str(file)]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        run = subprocess.run(command, env=env, capture_output=True, text=True)
+        given.unlink()
+        if run.returncode:
+            raise RamatchError(f"OpenVINO could not read the model: {run.stderr.strip()[-300:]}; use --runtime torch")
 
     def __call__(self, images: Tensor) -> Trunk:
         rows, many = images.contiguous().numpy(), len(self._requests)
@@ -150,6 +134,27 @@ class _OpenVINO:
                     request.wait()
                     found.append(self._form([request.get_tensor(output).data for output in self._compiled.outputs]))
         return Trunk.cat(found)
+
+
+def write_openvino(given: str, file: str) -> None:
+    """OpenVINO's form of an `ImagePart` that `torch.save` wrote, a moment ago in this program."""
+    openvino = require("openvino", "openvino")
+    frontends = require("openvino.frontend", "openvino").FrontEndManager()
+    decoder = require("openvino.frontend.pytorch.ts_decoder", "openvino").TorchScriptPythonDecoder
+    part = torch.load(given, weights_only=False)
+    shape = [-1, 3, *_size(part.ram)]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tracing: what depends on the size of the image, which is fixed here
+        example = torch.zeros(1, *shape[1:], dtype=torch.uint8)
+        # not by `openvino.convert_model`, which reports each use to its makers over the network
+        frontend = frontends.load_by_framework("pytorch")
+        traced = decoder(part, example_input=(example,))  # which the frontend asks until the end
+        model = frontend.convert(frontend.load(traced))
+    pixels = model.get_parameters()[0]
+    pixels.set_element_type(openvino.Type.u8)
+    pixels.set_partial_shape(openvino.PartialShape(shape))
+    model.validate_nodes_and_infer_types()
+    openvino.save_model(model, file, compress_to_fp16=False)
 
 
 class _ONNX:

@@ -74,7 +74,6 @@ class Model:
             "kinds": loaded.kinds,
             "cache": 0,
             "runtime": loaded.runtime,  # chosen here, the same for all
-            "int8": loaded.int8,
         }
 
     def recognizer(self, device: str | None = None) -> Recognizer:
