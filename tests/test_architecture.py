@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "ramatch"
 TREES = ("src", "tests", "benchmarks", "scripts", "soak")
 LINE_LENGTH, FUNCTION_LINES, PARAMETERS = 120, 60, 8
-PACKAGE_LINES = 30_000  # more only for a feature that is worth it: say which in the commit
+PACKAGE_LINES = 28_400  # more only for a feature that is worth it: say which in the commit
 
 BACK_IMPORTS: set[str] = {
     "prediction.py → viz",
